@@ -1,0 +1,37 @@
+# Every target first makes sure that .venv holds what constraints.txt names.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.ready
+BIN := $(VENV)/bin
+
+.PHONY: setup serve test lint demo bench reference-model clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv -c constraints.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[engine,dev]' -c constraints.txt
+	@touch $(STAMP)
+
+serve: setup
+	$(BIN)/kvreg serve $(ARGS)
+
+demo: setup
+	$(BIN)/kvreg demo $(ARGS)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: setup
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Operators of the hybrid model, each beside its reference."""

@@ -1,0 +1,1 @@
+"""The kvreg inference service: core, model, engine, chat, API."""

@@ -1,0 +1,189 @@
+"""The one tree of errors. Each carries a stable ``code`` and structured fields; no HTTP lives here.
+
+``api/errors.py`` maps every class to a status and a body, and ``kvreg_operator`` classes the same
+codes as temporary or permanent.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KvregError(Exception):
+    """Any failure that kvreg names. ``fields`` holds what a machine may want to read."""
+
+    code: ClassVar[str] = "kvreg_error"
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+
+class InvalidRequest(KvregError):
+    """The request is malformed. ``param`` names the field, and the message its value and limit."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None, **fields: object) -> None:
+        super().__init__(message, param=param, **fields)
+        self.param = param
+
+
+class UnprocessableBody(InvalidRequest):
+    """The body does not have the shape of the route: wrong types, missing or unknown fields."""
+
+    code = "unprocessable_body"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body has more bytes than the server reads."""
+
+    code = "body_too_large"
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt leaves no room for one answer token within the context limit."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, max_context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and needs room for at least one more, "
+            f"but the context limit is {max_context_tokens} tokens",
+            param="messages",
+            prompt_tokens=prompt_tokens,
+            max_context_tokens=max_context_tokens,
+        )
+
+
+class Unauthorized(KvregError):
+    """No key, or one that no tenant has."""
+
+    code = "invalid_api_key"
+
+
+class NotFound(KvregError):
+    """The named thing does not exist."""
+
+    code = "not_found"
+
+
+class SessionNotFound(NotFound):
+    """No kept sequence has this id."""
+
+    code = "session_not_found"
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that this engine does not serve."""
+
+    code = "model_not_found"
+
+
+class Gone(KvregError):
+    """The named thing existed and is no more."""
+
+    code = "gone"
+
+
+class SessionExpired(Gone):
+    """The kept sequence outlived its time to live."""
+
+    code = "session_expired"
+
+
+class Conflict(KvregError):
+    """The request contradicts the present state."""
+
+    code = "conflict"
+
+
+class SessionBusy(Conflict):
+    """The kept sequence is running on a lane."""
+
+    code = "session_busy"
+
+
+class Overloaded(KvregError):
+    """The queue is full. Trying again after ``retry_after_s`` is sensible."""
+
+    code = "server_overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float, **fields: object) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **fields)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(KvregError):
+    """The engine cannot serve now. Trying again after ``retry_after_s`` is sensible."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 5.0, **fields: object) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **fields)
+        self.retry_after_s = retry_after_s
+
+
+class QueueTimeout(Unavailable):
+    """The request waited in the queue longer than it may."""
+
+    code = "request_queue_timeout"
+
+
+class Draining(Unavailable):
+    """The engine finishes what it runs and takes nothing new."""
+
+    code = "draining"
+
+
+class EngineDown(Unavailable):
+    """The step loop has ended; only a restart helps."""
+
+    code = "engine_down"
+
+
+class RequestFailed(KvregError):
+    """This one request failed while it was planned or run. Others are not affected."""
+
+    code = "request_failed"
+
+
+class ConfigurationError(KvregError):
+    """Settings that contradict each other or do not fit the device. Raised at start only."""
+
+    code = "invalid_configuration"
+
+
+class DoesNotFit(ConfigurationError):
+    """A profile needs more memory than there is; ``short_by_bytes`` says how much."""
+
+    code = "does_not_fit"
+
+    def __init__(self, message: str, *, short_by_bytes: int, **fields: object) -> None:
+        super().__init__(message, short_by_bytes=short_by_bytes, **fields)
+        self.short_by_bytes = short_by_bytes
+
+
+class CheckpointError(ConfigurationError):
+    """Model files that are missing, of a wrong shape or of an unknown format."""
+
+    code = "invalid_model_files"
+
+
+class CurrentSlotDropped(KvregError):
+    """Somebody asked for an entry's current slot although the profile drops it. A bug, never input."""
+
+    code = "current_slot_dropped"
+
+
+class OutOfPages(KvregError):
+    """The page pool has no free page left."""
+
+    code = "out_of_pages"
+
+
+class InvariantBroken(KvregError):
+    """A bug of kvreg: a pool or a plan contradicts itself. Readiness turns off."""
+
+    code = "invariant_broken"
