@@ -1,0 +1,1 @@
+"""From messages to tokens and back: tokenizer, template, stable boundary, echo and streaming text."""

@@ -1,0 +1,1 @@
+"""Device memory, plans turned into tensors, and the step loop."""

@@ -1,0 +1,1 @@
+"""The hybrid model in torch: configuration, checkpoint loading, layers and sampling."""
