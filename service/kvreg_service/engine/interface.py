@@ -1,0 +1,259 @@
+"""The seam between whoever asks for tokens and whoever makes them: requests, events, views, protocol.
+
+Owns the shapes that cross it, all frozen. It holds no behaviour, no tensors and no HTTP, so that the
+API can be tested with a fake engine and the engine without a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from kvreg_service.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from kvreg_service.chat.prompt import ChatPrompt
+
+ReusePath = Literal[
+    "full_reset", "append_frontier", "restore_turn_checkpoint", "restore_response_checkpoint"
+]
+Attach = Literal["none", "registry"]
+FinishReason = Literal["stop", "length"]
+LaneState = Literal["empty", "retained", "prefill", "decode"]
+EntryState = Literal["empty", "kept"]
+CurrentState = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One answer that somebody waits for.
+
+    ``max_tokens`` is at least 1, or None for as many as the context holds; the engine clamps it to
+    what the context holds. ``retain`` says whether the finished sequence may be kept for a next
+    turn, for at most ``ttl_s`` seconds when that is given.
+    """
+
+    request_id: str
+    prompt: ChatPrompt
+    max_tokens: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    retain: bool = True
+    tenant: str = "default"
+    priority: int = 0
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first event: the prompt is computed and the first token is about to follow.
+
+    ``prompt_tokens`` is always the sum of ``cached_tokens`` and ``computed_tokens``.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    reuse_path: ReusePath
+    attach: Attach
+    queue_s: float
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """More text, and how many tokens were sampled for it; either may be empty or zero."""
+
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of one request went, in seconds. ``ttft_s`` counts from its arrival."""
+
+    queue_s: float
+    attach_s: float
+    prefill_s: float
+    decode_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of a request that ended well."""
+
+    finish_reason: FinishReason
+    completion_tokens: int
+    timings: Timings
+
+
+GenerationEvent = Started | TextDelta | Finished
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Whether a profile fits the memory of this engine, by the arithmetic that reserves at start.
+
+    ``short_by_bytes`` is 0 when it fits.
+    """
+
+    fits: bool
+    required_bytes: int
+    available_bytes: int
+    short_by_bytes: int
+
+
+@dataclass(frozen=True)
+class LaneView:
+    """One lane as it is now.
+
+    ``tokens`` and ``pages`` count what its sequence holds; ``age_s`` counts from its last use.
+    """
+
+    lane_id: int
+    state: LaneState
+    request_id: str | None = None
+    sequence_id: int | None = None
+    tokens: int = 0
+    checkpoint_position: int | None = None
+    frontier: int | None = None
+    pages: int = 0
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class EntryView:
+    """One registry entry as it is now.
+
+    ``frontier`` is None when the entry holds no frontier state, as in a profile that drops it.
+    ``value`` is the score that eviction compares; the lowest goes first.
+    """
+
+    entry_id: int
+    state: EntryState
+    sequence_id: int | None = None
+    tokens: int = 0
+    checkpoint_position: int | None = None
+    frontier: int | None = None
+    pages: int = 0
+    bytes: int = 0
+    value: float = 0.0
+    idle_s: float = 0.0
+    num_hits: int = 0
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """The pages of one pool. ``free`` and ``referenced`` add up to ``total``."""
+
+    name: str
+    total: int
+    free: int
+    referenced: int
+
+
+@dataclass(frozen=True)
+class StateSlotsView:
+    """The state slots of the device and how many of them hold a sequence's state."""
+
+    total: int
+    used: int
+
+
+@dataclass(frozen=True)
+class EffectiveProfile:
+    """What this engine really runs, for whoever compares it with what was asked.
+
+    ``profile`` is the name under which a profile was mounted, and ``profile_hash`` the digest of all
+    settings that decide memory and reuse.
+    """
+
+    model: str
+    profile: str | None
+    profile_hash: str
+    lanes: int
+    entries: int
+    current_state: CurrentState
+    exchange: bool
+    eviction: str
+    max_context_tokens: int
+    kv_dtype: str
+    device: str
+
+
+@dataclass(frozen=True)
+class RegistrySnapshot:
+    """All of the above at one moment, taken between two steps."""
+
+    profile: EffectiveProfile
+    lanes: tuple[LaneView, ...]
+    entries: tuple[EntryView, ...]
+    pools: tuple[PoolView, ...]
+    state_slots: StateSlotsView
+    running: int
+    queued: int
+    is_draining: bool
+
+
+class EngineProtocol(Protocol):
+    """What the API needs of an engine. All methods are called from the event loop's thread."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the step loop has ended; only a restart helps then."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """True when a new request would be taken: started, alive, sound and not draining."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the first call of ``drain`` on."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield one ``Started``, any number of ``TextDelta`` and one ``Finished``.
+
+        Effects: closing the generator, or cancelling the task that waits in it, cancels the request
+        wherever it is: queued, in prefill or in decode.
+
+        Raises:
+            ContextTooLong: Before the first event; the prompt leaves no room for an answer.
+            Overloaded: Before the first event; the queue is full.
+            QueueTimeout: Before the first event; no lane came free in time.
+            Draining: Before the first event; nothing new is taken.
+            EngineDown: At any time; the step loop has ended.
+            RequestFailed: At any time; this request alone failed.
+        """
+        ...
+
+    def snapshot(self) -> RegistrySnapshot:
+        """Return lanes, entries, pools and the effective profile as they are now. Never waits."""
+        ...
+
+    def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
+        """Say whether another profile would fit this engine's memory. Changes nothing."""
+        ...
+
+    def drop_entry(self, entry_id: int) -> None:
+        """Give up the sequence that an entry keeps, and its pages.
+
+        Raises:
+            SessionNotFound: There is no such entry, or it is empty.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Take nothing new from now on; queued and running requests still finish. Idempotent."""
+        ...
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing runs or is queued; False when that took longer than ``timeout_s``."""
+        ...
+
+    def close(self) -> None:
+        """End the step loop and join its thread. Requests still running fail. Idempotent."""
+        ...
