@@ -1,7 +1,7 @@
-"""The seam between whoever asks for tokens and whoever makes them: requests, events, views, protocol.
+"""The seam between whoever asks for tokens and whoever makes them: requests, events and views.
 
-Owns the shapes that cross it, all frozen. It holds no behaviour, no tensors and no HTTP, so that the
-API can be tested with a fake engine and the engine without a server.
+Owns the shapes that cross it, all frozen. It holds no behaviour, no tensors and no HTTP, so that
+the API can be tested with a fake engine and the engine without a server.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class StateSlotsView:
 class EffectiveProfile:
     """What this engine really runs, for whoever compares it with what was asked.
 
-    ``profile`` is the name under which a profile was mounted, and ``profile_hash`` the digest of all
-    settings that decide memory and reuse.
+    ``profile`` is the name under which a profile was mounted, and ``profile_hash`` the digest of
+    all settings that decide memory and reuse.
     """
 
     model: str
