@@ -1,0 +1,4 @@
+"""What made the bundled checkpoint: data, tokenizer, training, export and scores.
+
+Run it with ``python -m kvreg_service.reference_model.training``. Nothing of the service imports it.
+"""
