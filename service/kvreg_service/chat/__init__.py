@@ -1,1 +1,1 @@
-"""From messages to tokens and back: tokenizer, template, stable boundary, echo and streaming text."""
+"""From messages to tokens and back: tokenizer, template, stable boundary, echo, text stream."""
