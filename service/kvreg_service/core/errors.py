@@ -172,7 +172,7 @@ class CheckpointError(ConfigurationError):
 
 
 class CurrentSlotDropped(KvregError):
-    """Somebody asked for an entry's current slot although the profile drops it. A bug, never input."""
+    """An entry's current slot was asked for although the profile drops it. A bug, never input."""
 
     code = "current_slot_dropped"
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-_EMPTY: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    logit_bias: Mapping[int, float] = field(default=_EMPTY)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def is_greedy(self) -> bool:

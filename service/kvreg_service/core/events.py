@@ -1,0 +1,162 @@
+"""What happened, as values. The engine turns them into answers, log lines and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvreg_service.core.errors import KvregError
+from kvreg_service.core.ids import EntryId, LaneId, RequestId, SequenceId
+from kvreg_service.core.sequence import CheckpointKind
+
+
+class ReusePath(Enum):
+    """Where the computation of a prompt starts, by its log name."""
+
+    FULL_RESET = "full_reset"
+    APPEND_FRONTIER = "append_frontier"
+    RESTORE_TURN_CHECKPOINT = "restore_turn_checkpoint"
+    RESTORE_RESPONSE_CHECKPOINT = "restore_response_checkpoint"
+
+
+class Attach(Enum):
+    """Where the reused sequence came from, if not from the lane itself."""
+
+    NONE = "none"
+    REGISTRY = "registry"
+
+
+class FinishReason(Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class EvictionReason(Enum):
+    """Why a kept sequence was given up."""
+
+    ENTRY_NEEDED = "entry_needed"
+    """Its entry went to a more valuable sequence."""
+    PAGES_NEEDED = "pages_needed"
+    """A running sequence needed its pages."""
+    DISPLACED = "displaced"
+    """Its lane was needed and no entry was to be had for it."""
+    REQUESTED = "requested"
+    """Somebody dropped it by name."""
+    FAILED = "failed"
+    """Moving or running it failed, so its state cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """The base of everything `Scheduler.commit` returns."""
+
+
+@dataclass(frozen=True)
+class Admitted(Event):
+    """A request left the queue for a lane."""
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    lane: LaneId
+    prompt_tokens: int
+    cached_tokens: int
+    reuse_path: ReusePath
+    attach: Attach
+    queue_s: float
+    diverged_at: int | None
+    """On a full reset: the longest prefix in tokens that any kept sequence shares; None when
+    nothing was kept."""
+    regret_tokens: int
+    """Tokens computed again only because the sequence's current state was dropped."""
+
+
+@dataclass(frozen=True)
+class Detached(Event):
+    """A displaced sequence was moved from a lane to an entry."""
+
+    sequence_id: SequenceId
+    lane: LaneId
+    entry: EntryId
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class Attached(Event):
+    """A kept sequence was moved from an entry to a lane."""
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    entry: EntryId
+    lane: LaneId
+    path: ReusePath
+    is_exchange: bool
+
+
+@dataclass(frozen=True)
+class Forked(Event):
+    """A copy of the reused sequence was kept before the request goes on from it."""
+
+    sequence_id: SequenceId
+    origin_id: SequenceId
+    entry: EntryId
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class Evicted(Event):
+    """A kept sequence was given up."""
+
+    sequence_id: SequenceId
+    entry: EntryId | None
+    lane: LaneId | None
+    reason: EvictionReason
+    tokens: int
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointCaptured(Event):
+    """A lane's state was copied at the boundary."""
+
+    request_id: RequestId
+    position: int
+    kind: CheckpointKind
+
+
+@dataclass(frozen=True)
+class TokenSampled(Event):
+    """One more token of an answer."""
+
+    request_id: RequestId
+    token: int
+
+
+@dataclass(frozen=True)
+class Terminal(Event):
+    """The last event of a request; each request has exactly one."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
+class Finished(Terminal):
+    """The answer is complete."""
+
+    reason: FinishReason
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Cancelled(Terminal):
+    """The client left, or asked to stop."""
+
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Failed(Terminal):
+    """The request could not be served. Others are not affected."""
+
+    error: KvregError

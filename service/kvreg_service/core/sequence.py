@@ -1,0 +1,77 @@
+"""A sequence: its token ledger, the positions it can be resumed at, and the pages it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvreg_service.core.errors import InvariantBroken
+from kvreg_service.core.ids import PageId, SequenceId, pages_for
+from kvreg_service.core.ledger import TokenLedger
+
+
+class CheckpointKind(Enum):
+    """Why the next prompt is expected to repeat everything before a checkpoint."""
+
+    TURN = "turn"
+    """It sits behind the opener of an answer."""
+    RESPONSE = "response"
+    """It sits inside an answer that the client let the model continue."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A kept state at ``position``: the first ``position`` tokens are in it."""
+
+    position: int
+    kind: CheckpointKind
+
+
+@dataclass
+class Sequence:
+    """A conversation as far as it was computed. Owned by exactly one lane or entry.
+
+    While it runs, the ledger may hold a sampled token beyond the frontier. At rest the ledger ends
+    at the frontier. Without a current state the frontier only tells how far it once was computed,
+    and the pages reach to the checkpoint.
+    """
+
+    sequence_id: SequenceId
+    ledger: TokenLedger
+    created_s: float
+    last_used_s: float
+    frontier: int = 0
+    has_current: bool = True
+    checkpoint: Checkpoint | None = None
+    pages: list[PageId] = field(default_factory=list)
+    """The page table: page i holds tokens [64 i, 64 i + 64)."""
+    num_hits: int = 0
+    priority: int = 0
+    superseded_by: SequenceId | None = None
+    """The sequence that went on from this fork's position."""
+    family: SequenceId | None = None
+    """The first sequence of the line that forks and their originals share."""
+
+    @property
+    def reusable_tokens(self) -> int:
+        """The longest position at which the sequence can be resumed; 0 when there is none."""
+        at_checkpoint = self.checkpoint.position if self.checkpoint else 0
+        return max(self.frontier if self.has_current else 0, at_checkpoint)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantBroken when positions, ledger and pages contradict each other."""
+        if self.checkpoint and self.checkpoint.position > self.frontier:
+            raise InvariantBroken(
+                f"sequence {self.sequence_id}: checkpoint {self.checkpoint.position} lies beyond "
+                f"the frontier {self.frontier}"
+            )
+        if self.frontier > len(self.ledger):
+            raise InvariantBroken(
+                f"sequence {self.sequence_id}: frontier {self.frontier} lies beyond the ledger's "
+                f"{len(self.ledger)} tokens"
+            )
+        if len(self.pages) < pages_for(self.reusable_tokens):
+            raise InvariantBroken(
+                f"sequence {self.sequence_id}: {len(self.pages)} pages cannot hold "
+                f"{self.reusable_tokens} tokens"
+            )

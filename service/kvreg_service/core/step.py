@@ -1,0 +1,92 @@
+"""What one step consists of: state moves, then tokens to compute; and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvreg_service.core.errors import KvregError
+from kvreg_service.core.ids import LaneId, PageId, RequestId, SequenceId, SlotId
+from kvreg_service.core.pages import PageCopy
+from kvreg_service.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class SlotCopy:
+    """The state in ``src`` is copied to ``dst``."""
+
+    src: SlotId
+    dst: SlotId
+
+
+@dataclass(frozen=True)
+class SlotSwap:
+    """The states in ``first`` and ``second`` change places."""
+
+    first: SlotId
+    second: SlotId
+
+
+StateMove = SlotCopy | SlotSwap | PageCopy
+
+
+@dataclass(frozen=True)
+class LanePreparation:
+    """The moves that bring one request onto its lane, in order."""
+
+    request_id: RequestId
+    moves: tuple[StateMove, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens of one request to compute in this step. Prefill and decode differ in the count only.
+
+    ``token_ids`` start at position ``start``. ``samples`` says that the last of them is the last
+    known one, so that the next is to be chosen from its logits. ``capture_to`` is the slot the
+    state is copied to afterwards.
+    """
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    lane: LaneId
+    slot: SlotId
+    start: int
+    token_ids: tuple[int, ...]
+    pages: tuple[PageId, ...]
+    samples: bool
+    capture_to: SlotId | None
+    sampling: SamplingParams
+
+    @property
+    def end(self) -> int:
+        """The frontier after this work."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step, in the order in which it is carried out.
+
+    At most one request is brought onto a lane in a step, so that moves which fail can have spoiled
+    nothing but what that one request touched.
+    """
+
+    preparation: LanePreparation | None = None
+    work: tuple[Work, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to carry out."""
+        return self.preparation is None and not self.work
+
+
+@dataclass
+class StepResult:
+    """What the runner reports: a planned request is in ``sampled``, in ``failed`` or in neither.
+
+    ``stopped`` names requests whose sampled token completed a stop string.
+    """
+
+    sampled: dict[RequestId, int] = field(default_factory=dict)
+    stopped: set[RequestId] = field(default_factory=set)
+    failed: dict[RequestId, KvregError] = field(default_factory=dict)
