@@ -1,0 +1,62 @@
+"""``/admin``: what an operator asks of a running engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, model_validator
+
+from kvreg_service.api.context import ApiContext
+from kvreg_service.api.openapi import body_schema
+from kvreg_service.api.request_body import RequestBody, read_body, unsupported
+from kvreg_service.engine.interface import FitReport
+from kvreg_service.settings import MAX_ENTRIES, MAX_LANES
+
+
+class FitRequest(RequestBody):
+    """Another profile for the same model, device and memory."""
+
+    lanes: int = Field(ge=1, le=MAX_LANES)
+    entries: int = Field(ge=0, le=MAX_ENTRIES)
+    current_state: Literal["keep", "drop"] = "keep"
+
+    @model_validator(mode="after")
+    def _has_something_to_drop(self) -> FitRequest:
+        if self.current_state == "drop" and self.entries == 0:
+            raise unsupported(
+                "current_state = drop and entries = 0 exclude each other: only entries drop a state"
+            )
+        return self
+
+
+class DrainReport(BaseModel):
+    """What still runs when the draining begins."""
+
+    draining: Literal[True] = True
+    running: int
+    queued: int
+
+
+def build_admin_router(context: ApiContext) -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(prefix="/admin", tags=["admin"])
+
+    @router.post("/drain", status_code=202, summary="Finish what runs and take nothing new")
+    async def drain() -> DrainReport:
+        context.engine.drain()
+        snapshot = context.engine.snapshot()
+        return DrainReport(running=snapshot.running, queued=snapshot.queued)
+
+    @router.post(
+        "/fit",
+        summary="Say whether another profile would fit",
+        openapi_extra=body_schema(FitRequest),
+    )
+    async def fit(request: Request) -> FitReport:
+        body = await read_body(request, FitRequest, max_bytes=context.max_body_bytes)
+        return context.engine.fit(
+            lanes=body.lanes, entries=body.entries, keep_current=body.current_state == "keep"
+        )
+
+    return router

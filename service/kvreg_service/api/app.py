@@ -1,0 +1,62 @@
+"""Puts the routes together into one application."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import FastAPI
+
+from kvreg_service.api.admin_route import FitRequest, build_admin_router
+from kvreg_service.api.chat_request import ChatRequest
+from kvreg_service.api.chat_route import build_chat_router
+from kvreg_service.api.context import ApiContext, PromptBuilderProtocol
+from kvreg_service.api.errors import install_error_handlers
+from kvreg_service.api.health_route import build_health_router
+from kvreg_service.api.models_route import build_models_router
+from kvreg_service.api.openapi import install_openapi
+from kvreg_service.api.registry_route import build_registry_router
+from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.settings import Settings
+
+
+def create_app(
+    engine: EngineProtocol,
+    prompt_builder: PromptBuilderProtocol,
+    settings: Settings,
+    *,
+    sampling_defaults: SamplingParams | None = None,
+    vocab_size: int | None = None,
+) -> FastAPI:
+    """Build the application around a started engine.
+
+    ``sampling_defaults`` apply where a request says nothing (greedy when None), and ``vocab_size``
+    limits the token ids of ``logit_bias``.
+
+    Effects: none on the engine; whoever made it closes it.
+    """
+    context = ApiContext(
+        engine=engine,
+        prompt_builder=prompt_builder,
+        model_id=settings.model_id,
+        created_s=int(time.time()),
+        max_body_bytes=settings.max_body_bytes,
+        sampling_defaults=sampling_defaults or SamplingParams(),
+        vocab_size=vocab_size,
+    )
+    app = FastAPI(
+        title="kvreg",
+        version="1",
+        description="OpenAI-compatible chat completions over a registry of kept sessions.",
+    )
+    install_error_handlers(app)
+    for build_router in (
+        build_chat_router,
+        build_models_router,
+        build_registry_router,
+        build_admin_router,
+        build_health_router,
+    ):
+        app.include_router(build_router(context))
+    install_openapi(app, bodies=(ChatRequest, FitRequest))
+    return app

@@ -1,0 +1,90 @@
+"""What the routes share: the engine, the prompt builder and what is known about the served model.
+
+Owns the references, built once by ``create_app``, and the one thread in which prompts are built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.core.errors import InvalidRequest, ModelNotFound
+from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.engine.interface import EngineProtocol
+
+if TYPE_CHECKING:
+    from kvreg_service.chat.prompt import ChatPrompt
+
+
+class PromptBuilderProtocol(Protocol):
+    """Turns a conversation into tokens."""
+
+    def build(self, conversation: Conversation) -> ChatPrompt:
+        """Render and tokenise. Called from one thread at a time, never from the event loop's.
+
+        Raises:
+            InvalidRequest: No template can render this conversation.
+        """
+        ...
+
+
+def _new_prompt_thread() -> ThreadPoolExecutor:
+    # One thread: a builder has caches and need not guard them, and the engine keeps its cores.
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvreg-prompt")
+
+
+@dataclass(frozen=True)
+class ApiContext:
+    """Everything that a route may use.
+
+    ``created_s`` is the time since the epoch that ``/v1/models`` shows. ``vocab_size`` limits the
+    token ids of ``logit_bias``, and is None when it is not known.
+    """
+
+    engine: EngineProtocol
+    prompt_builder: PromptBuilderProtocol
+    model_id: str
+    created_s: int
+    max_body_bytes: int
+    sampling_defaults: SamplingParams = field(default_factory=SamplingParams)
+    vocab_size: int | None = None
+    prompt_thread: ThreadPoolExecutor = field(default_factory=_new_prompt_thread)
+
+    async def build_prompt(self, conversation: Conversation) -> ChatPrompt:
+        """Build a prompt without holding up the event loop.
+
+        Raises:
+            InvalidRequest: No template can render this conversation.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self.prompt_thread, self.prompt_builder.build, conversation
+        )
+
+    def require_model(self, model: str) -> None:
+        """Refuse a request for another model.
+
+        Raises:
+            ModelNotFound: ``model`` is not the one that is served.
+        """
+        if model != self.model_id:
+            raise ModelNotFound(
+                f"the model '{model[:100]}' is not served here; '{self.model_id}' is",
+                param="model",
+            )
+
+    def require_token_ids(self, sampling: SamplingParams) -> None:
+        """Refuse a bias on tokens that the model does not have.
+
+        Raises:
+            InvalidRequest: A token id lies outside of the vocabulary.
+        """
+        largest = max(sampling.logit_bias, default=0)
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise InvalidRequest(
+                f"logit_bias: token id {largest} is not below the vocabulary's {self.vocab_size}",
+                param="logit_bias",
+            )

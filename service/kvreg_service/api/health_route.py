@@ -1,0 +1,53 @@
+"""The probes: is the process alive, has it started, would it take a request now."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from kvreg_service.api.context import ApiContext
+from kvreg_service.core.errors import Draining, EngineDown, Unavailable
+
+
+class Health(BaseModel):
+    """The answer of a probe that succeeds."""
+
+    status: Literal["ok", "draining"] = "ok"
+
+
+def build_health_router(context: ApiContext) -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(tags=["health"])
+    engine = context.engine
+
+    def require_alive() -> None:
+        if not engine.is_alive:
+            raise EngineDown("the step loop of the engine has ended; the process must restart")
+
+    @router.get("/livez", summary="Fails when only a restart helps")
+    @router.get("/startupz", summary="Fails until the engine has started")
+    async def livez() -> Health:
+        require_alive()
+        return Health()
+
+    @router.get("/readyz", summary="Fails while new requests are refused")
+    async def readyz() -> Health:
+        require_alive()
+        if engine.is_draining:
+            raise Draining("the engine is draining and takes no new requests")
+        if not engine.is_ready:
+            raise Unavailable("the engine is not ready")
+        return Health()
+
+    @router.get("/health", summary="Fails when the engine cannot finish what it runs")
+    async def health() -> Health:
+        require_alive()
+        if engine.is_draining:
+            return Health(status="draining")
+        if not engine.is_ready:
+            raise Unavailable("the engine is not ready")
+        return Health()
+
+    return router

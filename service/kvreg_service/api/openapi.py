@@ -1,0 +1,78 @@
+"""The OpenAPI document: bodies that the routes read themselves, and the one shape of all errors.
+
+Owns what the framework cannot know: it neither parses the bodies nor writes the errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from kvreg_service.api.request_body import RequestBody
+
+_REF_TEMPLATE = "#/components/schemas/{model}"
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong. ``code`` is stable; ``param`` names the field when one is to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is not a success."""
+
+    error: ErrorDetail
+
+
+def body_schema(model: type[RequestBody]) -> dict[str, Any]:
+    """Build a route's ``openapi_extra`` that says which body it reads."""
+    schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def install_openapi(app: FastAPI, *, bodies: tuple[type[RequestBody], ...]) -> None:
+    """Replace the application's document by the complete one, built on first use."""
+
+    def build() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+            )
+            _add_models(document, bodies)
+            _describe_errors(document)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = build  # type: ignore[method-assign]
+
+
+def _add_models(document: dict[str, Any], bodies: tuple[type[RequestBody], ...]) -> None:
+    inputs = [(model, "validation") for model in (*bodies, ErrorBody)]
+    _, definitions = models_json_schema(
+        inputs,  # type: ignore[arg-type]
+        ref_template=_REF_TEMPLATE,
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+
+
+def _describe_errors(document: dict[str, Any]) -> None:
+    content = {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model="ErrorBody")}}}
+    error = {"description": "Any failure", "content": content}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = error

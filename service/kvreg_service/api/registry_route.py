@@ -1,0 +1,34 @@
+"""``/v1/registry``: what is kept, where, and under which profile."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel
+
+from kvreg_service.api.context import ApiContext
+from kvreg_service.engine.interface import RegistrySnapshot
+
+
+class DroppedEntry(BaseModel):
+    """An entry that is empty now."""
+
+    entry_id: int
+    dropped: Literal[True] = True
+
+
+def build_registry_router(context: ApiContext) -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(prefix="/v1/registry", tags=["registry"])
+
+    @router.get("", summary="Show lanes, entries, pools and the effective profile")
+    async def get_registry() -> RegistrySnapshot:
+        return context.engine.snapshot()
+
+    @router.delete("/entries/{entry_id}", summary="Give up what an entry keeps")
+    async def drop_entry(entry_id: Annotated[int, Path(ge=0)]) -> DroppedEntry:
+        context.engine.drop_entry(entry_id)
+        return DroppedEntry(entry_id=entry_id)
+
+    return router

@@ -1,0 +1,57 @@
+"""The one log line that each chat request ends with.
+
+Owns its fields. It never holds text of a prompt or of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+from kvreg_service.api.chat_answer import ChatAnswer
+from kvreg_service.core.errors import KvregError
+
+_logger = logging.getLogger(__name__)
+
+Outcome = Literal["finished", "failed", "cancelled"]
+
+
+def log_request(
+    *,
+    request_id: str,
+    is_streamed: bool,
+    answer: ChatAnswer | None,
+    error: Exception | None,
+    total_s: float,
+) -> None:
+    """Write the line. ``answer`` is None when the request ended before its prompt was built."""
+    started = answer.started if answer is not None else None
+    finished = answer.finished if answer is not None else None
+    outcome: Outcome = "cancelled"
+    if finished is not None:
+        outcome = "finished"
+    elif error is not None:
+        outcome = "failed"
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "outcome": outcome,
+        "stream": is_streamed,
+        "total_s": round(total_s, 6),
+    }
+    if error is not None:
+        fields["code"] = error.code if isinstance(error, KvregError) else "internal_error"
+    if answer is not None and started is not None:
+        fields |= {
+            "prompt_tokens": started.prompt_tokens,
+            "cached_tokens": started.cached_tokens,
+            "completion_tokens": answer.completion_tokens,
+            "reuse_path": started.reuse_path,
+            "attach": started.attach,
+            "queue_s": round(started.queue_s, 6),
+        }
+    if finished is not None:
+        fields |= {
+            "finish_reason": finished.finish_reason,
+            "ttft_s": round(finished.timings.ttft_s, 6),
+        }
+    _logger.info("request %s", outcome, extra={"fields": fields})
