@@ -1,0 +1,217 @@
+"""The two memories of a sequence: state slots and KV pages, allocated once and never grown.
+
+Owns the tensors and how they are laid out. Which slot or page belongs to whom is decided by the
+core; nobody here counts references or remembers owners.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvreg_service.model.config import ModelConfig
+
+PAGE_TOKENS = 64
+"""Tokens per KV page."""
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of recurrent states, the residual stream and sums: fp32, for fp64 weights fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class StateSlots:
+    """Owns the conv and recurrent states of all Gated DeltaNet layers for ``num_slots`` slots.
+
+    Shapes:
+        conv [layers, slots, K_conv - 1, conv_channels]: the last inputs of the convolution, oldest
+        first. recurrent [layers, slots, HV, K, V], fp32 (fp64 for fp64 weights).
+    """
+
+    def __init__(self, conv: Tensor, recurrent: Tensor) -> None:
+        self.conv = conv
+        self.recurrent = recurrent
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> StateSlots:
+        """Reserves the memory. The content is undefined until a slot is written."""
+        layers = config.num_linear_layers
+        columns = config.linear_conv_kernel_dim - 1
+        heads = config.linear_num_value_heads
+        head = (config.linear_key_head_dim, config.linear_value_head_dim)
+        return cls(
+            torch.empty(
+                (layers, num_slots, columns, config.conv_channels), dtype=dtype, device=device
+            ),
+            torch.empty(
+                (layers, num_slots, heads, *head), dtype=accumulation_dtype(dtype), device=device
+            ),
+        )
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that exist."""
+        return self.recurrent.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.conv.nbytes + self.recurrent.nbytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot over all layers."""
+        return self.nbytes // self.num_slots if self.num_slots else 0
+
+    def zero(self, slot: int) -> None:
+        """Makes ``slot`` the state before the first token."""
+        self.conv[:, slot] = 0
+        self.recurrent[:, slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Makes ``target`` bit-identical to ``source``."""
+        self.conv[:, target] = self.conv[:, source]
+        self.recurrent[:, target] = self.recurrent[:, source]
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchanges two slots bit by bit, with one layer of one slot as temporary memory."""
+        for states in (self.conv, self.recurrent):
+            for layer in states:
+                kept = layer[first].clone()
+                layer[first] = layer[second]
+                layer[second] = kept
+
+    def batch(self, slots: Sequence[int]) -> StateBatch:
+        """Opens the states of the sequences of one step, in order.
+
+        Effects:
+            Neighbouring slots are views: what the step writes is in place. Others are copies that
+            ``StateBatch.commit`` writes back.
+        """
+        assert len(set(slots)) == len(slots), f"a slot appears twice in {slots}"
+        first, count = slots[0], len(slots)
+        if list(slots) == list(range(first, first + count)):
+            end = first + count
+            return StateBatch(self.conv[:, first:end], self.recurrent[:, first:end])
+        index = torch.tensor(slots, device=self.conv.device)
+        return StateBatch(
+            self.conv.index_select(1, index), self.recurrent.index_select(1, index), (self, index)
+        )
+
+
+class StateBatch:
+    """The states of the sequences of one step, per layer; layers update them in place."""
+
+    def __init__(
+        self, conv: Tensor, recurrent: Tensor, copied_from: tuple[StateSlots, Tensor] | None = None
+    ) -> None:
+        self.dtype = recurrent.dtype
+        self.conv = conv.unbind()
+        self.recurrent = recurrent.unbind()
+        self._stacked = (conv, recurrent)
+        self._copied_from = copied_from
+
+    def commit(self) -> None:
+        """Writes copied states back to their slots; nothing to do for views."""
+        if self._copied_from is not None:
+            slots, index = self._copied_from
+            slots.conv.index_copy_(1, index, self._stacked[0])
+            slots.recurrent.index_copy_(1, index, self._stacked[1])
+
+
+@dataclass(frozen=True)
+class KVContext:
+    """Where the first ``num_tokens`` tokens of a sequence lie: one run of rows, or pages."""
+
+    num_tokens: int
+    first_row: int | None
+    pages: Tensor | None
+
+
+class KVPages:
+    """Owns the keys and values of ``num_pages`` pages for every full-attention layer.
+
+    Shapes:
+        kv [layers, 2 * KV heads, pages * 64, head_dim]: all key heads, then all value heads, then
+        rows. Page p is the rows [64 p, 64 p + 64), so neighbouring pages are one run of rows that
+        attention reads without a copy.
+    """
+
+    def __init__(self, kv: Tensor) -> None:
+        self.kv = kv
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
+    ) -> KVPages:
+        """Reserves the memory. The content is undefined until a row is written."""
+        shape = (
+            config.num_attention_layers,
+            2 * config.num_key_value_heads,
+            num_pages * PAGE_TOKENS,
+            config.head_dim,
+        )
+        return cls(torch.empty(shape, dtype=dtype, device=device))
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that exist."""
+        return self.kv.shape[2] // PAGE_TOKENS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self.kv.nbytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self.nbytes // self.num_pages if self.num_pages else 0
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Makes page ``target`` bit-identical to page ``source``."""
+        pages = torch.unflatten(self.kv, 2, (-1, PAGE_TOKENS))
+        pages[:, :, target] = pages[:, :, source]
+
+    def rows(self, page_table: Sequence[int], start: int, num_tokens: int) -> list[int]:
+        """The rows of the tokens at positions ``start`` to ``start + num_tokens``."""
+        return [
+            page_table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS
+            for position in range(start, start + num_tokens)
+        ]
+
+    def context(self, page_table: Sequence[int], num_tokens: int) -> KVContext:
+        """Finds how the first ``num_tokens`` tokens are read; done once per step, not per layer."""
+        count = math.ceil(num_tokens / PAGE_TOKENS)
+        used = list(page_table[:count])
+        assert len(used) == count, f"{num_tokens} tokens do not fit {len(used)} pages"
+        if used == list(range(used[0], used[0] + count)):
+            return KVContext(num_tokens, used[0] * PAGE_TOKENS, None)
+        return KVContext(num_tokens, None, torch.tensor(used, device=self.kv.device))
+
+    def write(self, layer: int, rows: Tensor, kv: Tensor) -> None:
+        """Stores new tokens.
+
+        Shapes:
+            rows [N] int64; kv [N, 2 * KV heads, head_dim], key heads first.
+        """
+        self.kv[layer].index_copy_(1, rows, kv.transpose(0, 1).to(self.kv.dtype))
+
+    def read(self, layer: int, context: KVContext) -> Tensor:
+        """Returns [2 * KV heads, num_tokens, head_dim]: a view when the rows are one run.
+
+        Effects:
+            None; rows behind the last token are never part of the result.
+        """
+        rows = self.kv[layer]
+        if context.pages is None:
+            assert context.first_row is not None
+            return rows.narrow(1, context.first_row, context.num_tokens)
+        pages = torch.unflatten(rows, 1, (-1, PAGE_TOKENS)).index_select(1, context.pages)
+        return pages.flatten(1, 2).narrow(1, 0, context.num_tokens)
