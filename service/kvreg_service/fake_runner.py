@@ -12,6 +12,7 @@ from collections.abc import Callable
 from kvreg_service.core.errors import InvariantBroken, KvregError
 from kvreg_service.core.ids import PAGE_TOKENS, RequestId
 from kvreg_service.core.pages import PageCopy
+from kvreg_service.core.request import Request
 from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
 
 Prefix = tuple[int, ...]
@@ -34,6 +35,12 @@ class FakeRunner:
         self._next_token = next_token or (lambda prefix: (sum(prefix[-3:]) + len(prefix)) % 97 + 3)
         self.fail_next: dict[RequestId, KvregError] = {}
         self.computed_tokens = 0
+
+    def begin(self, request: Request) -> None:
+        """Nothing to prepare."""
+
+    def forget(self, request_id: RequestId) -> None:
+        """Nothing to drop."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan.

@@ -33,7 +33,7 @@ _CONTINUE_TAG = "\ufdd1continue\ufdd1 "
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What the engine needs to know of a conversation: ids of typecode ``i`` and three facts.
+    """What the engine needs to know of a conversation: ids of typecode ``i`` and four facts.
 
     ``tail`` is the role of the last message. ``starts_in_reasoning`` says that the answer begins
     inside a think block which the prompt opened.
@@ -43,6 +43,8 @@ class ChatPrompt:
     boundary: Boundary
     tail: Tail
     starts_in_reasoning: bool
+    is_continuation: bool = False
+    """The answer goes on inside the assistant message that ends the conversation."""
 
 
 class PromptBuilder:
@@ -80,6 +82,7 @@ class PromptBuilder:
             boundary=boundary,
             tail=cast(Tail, messages[-1]["role"]),
             starts_in_reasoning=self._is_reasoning_open(text, is_continued),
+            is_continuation=is_continued,
         )
 
     def _renderer(self, conversation: Conversation) -> _Render:

@@ -58,6 +58,11 @@ class Work:
     sampling: SamplingParams
 
     @property
+    def is_decode(self) -> bool:
+        """True when this is one token behind a known state, so that it can join the batch."""
+        return len(self.token_ids) == 1 and self.start > 0 and self.capture_to is None
+
+    @property
     def end(self) -> int:
         """The frontier after this work."""
         return self.start + len(self.token_ids)
@@ -84,9 +89,11 @@ class StepPlan:
 class StepResult:
     """What the runner reports: a planned request is in ``sampled``, in ``failed`` or in neither.
 
-    ``stopped`` names requests whose sampled token completed a stop string.
+    ``stopped`` names requests whose sampled token completed a stop string. ``prepare_s`` is how
+    long the moves of the preparation took, in seconds.
     """
 
     sampled: dict[RequestId, int] = field(default_factory=dict)
     stopped: set[RequestId] = field(default_factory=set)
     failed: dict[RequestId, KvregError] = field(default_factory=dict)
+    prepare_s: float = 0.0

@@ -1,0 +1,122 @@
+"""One answer on its way from the step loop's thread to the task that waits for it.
+
+Owns the hand-over between the two threads, the answer's text and its clock. It never blocks the
+step loop: a slow reader only makes its own queue longer, by at most ``max_tokens`` events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from kvreg_service.chat.text_stream import TextStream
+from kvreg_service.core import events
+from kvreg_service.core.errors import KvregError
+from kvreg_service.core.request import Request
+from kvreg_service.engine.interface import (
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Started,
+    TextDelta,
+    Timings,
+)
+
+
+class Answer:
+    """Built on the event loop; everything but `stream` is called on the step loop's thread."""
+
+    def __init__(self, asked: GenerationRequest, request: Request, text: TextStream) -> None:
+        self.asked = asked
+        self.request = request
+        self.output_ids: list[int] = []
+        self.has_ended = False
+        self._text = text
+        self._pending_text = ""
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[GenerationEvent | KvregError] = asyncio.Queue()
+        self._admitted: events.Admitted | None = None
+        self._admitted_s = 0.0
+        self._attach_s = 0.0
+        self._first_token_s: float | None = None
+
+    async def stream(self) -> AsyncIterator[GenerationEvent]:
+        """Yield the events as they come, up to and with the last one.
+
+        Raises:
+            KvregError: the request failed.
+        """
+        while True:
+            event = await self._queue.get()
+            if isinstance(event, KvregError):
+                raise event
+            yield event
+            if isinstance(event, Finished):
+                return
+
+    def admit(self, event: events.Admitted, attach_s: float) -> None:
+        """Note where the request runs; the reader hears of it with the first token."""
+        self._admitted = event
+        self._admitted_s = time.monotonic()
+        self._attach_s = attach_s
+
+    def read_token(self, token: int) -> bool:
+        """Decode a sampled token before it is committed; return whether a stop string ended it."""
+        self.output_ids.append(token)
+        if token in self.request.stop_token_ids:
+            return False
+        step = self._text.push(token)
+        self._pending_text += step.text
+        return step.is_stopped
+
+    def send_token(self) -> None:
+        """Tell the reader of the token that was read last."""
+        if self._first_token_s is None and self._admitted is not None:
+            self._first_token_s = time.monotonic()
+            admitted = self._admitted
+            self._send(
+                Started(
+                    prompt_tokens=admitted.prompt_tokens,
+                    cached_tokens=admitted.cached_tokens,
+                    computed_tokens=admitted.prompt_tokens - admitted.cached_tokens,
+                    reuse_path=admitted.reuse_path.value,
+                    attach=admitted.attach.value,
+                    queue_s=admitted.queue_s,
+                )
+            )
+        text, self._pending_text = self._pending_text, ""
+        self._send(TextDelta(text, 1))
+
+    def finish(self, event: events.Finished) -> None:
+        """Tell the reader that the answer is complete."""
+        rest = self._text.flush()
+        if rest:
+            self._send(TextDelta(rest, 0))
+        self._send(Finished(event.reason.value, event.completion_tokens, self._timings()))
+        self.has_ended = True
+
+    def fail(self, error: KvregError) -> None:
+        """Tell the reader that there will be no more."""
+        self._send(error)
+        self.has_ended = True
+
+    def end_silently(self) -> None:
+        """Note that the reader has left."""
+        self.has_ended = True
+
+    def _timings(self) -> Timings:
+        arrival_s = self.request.arrival_s
+        first_s = self._first_token_s if self._first_token_s is not None else self._admitted_s
+        return Timings(
+            queue_s=self._admitted_s - arrival_s,
+            attach_s=self._attach_s,
+            prefill_s=max(0.0, first_s - self._admitted_s - self._attach_s),
+            decode_s=time.monotonic() - first_s,
+            ttft_s=first_s - arrival_s,
+        )
+
+    def _send(self, event: GenerationEvent | KvregError) -> None:
+        # The loop may be closed already when the server is torn down; nobody reads then.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)

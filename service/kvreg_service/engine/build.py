@@ -1,0 +1,154 @@
+"""Puts an engine together from options: reads the model, checks that it fits, reserves memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from kvreg_service.chat.echo import EchoIndex
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.template import ChatTemplate
+from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.core.admission import AdmissionRules
+from kvreg_service.core.budget import KVDtype, MemoryPlan
+from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.identity import Epoch
+from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.value import CostModel, build_policy
+from kvreg_service.engine.engine import Engine, EngineParts
+from kvreg_service.engine.interface import EffectiveProfile
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.engine.reservation import plan_cpu
+from kvreg_service.engine.runner import ModelRunner
+from kvreg_service.model.cache import KVPages, StateSlots
+from kvreg_service.model.checkpoint import Progress, load_weights, weights_digest
+from kvreg_service.model.config import ModelConfig
+from kvreg_service.model.hybrid import HybridModel
+
+logger = logging.getLogger(__name__)
+
+_KV_DTYPES = {KVDtype.FP32: torch.float32, KVDtype.FP16: torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and its text side, which several engines of one process may share.
+
+    Weights are read only, so sharing them is safe; the echo index belongs to an engine.
+    """
+
+    config: ModelConfig
+    model: HybridModel
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    weights_digest: str
+
+
+def load_model(options: EngineOptions, on_progress: Progress | None = None) -> LoadedModel:
+    """Read a model folder.
+
+    Raises:
+        CheckpointError: files are missing or wrong; all problems are named at once.
+    """
+    path = options.model_path
+    device = torch.device(options.device)
+    config = ModelConfig.from_path(path)
+    weights = load_weights(path, config, dtype=torch.float32, on_progress=on_progress)
+    return LoadedModel(
+        config=config,
+        model=HybridModel(config, weights, device),
+        tokenizer=Tokenizer.from_path(path),
+        template=ChatTemplate.from_path(path),
+        weights_digest=weights_digest(path),
+    )
+
+
+def build_engine(
+    options: EngineOptions, loaded: LoadedModel | None = None
+) -> tuple[Engine, PromptBuilder]:
+    """Return a running engine and the prompt builder that belongs to it.
+
+    Raises:
+        ConfigurationError: options contradict each other or cannot be served on this device.
+        DoesNotFit: the profile needs more memory than there is; says by how much.
+        CheckpointError: see `load_model`.
+    """
+    if options.kv_dtype not in _KV_DTYPES:
+        raise ConfigurationError(
+            f"kv_dtype is {options.kv_dtype.value}, and the CPU stores fp32 or fp16"
+        )
+    # The question whether it fits needs the configuration only, and comes before any loading.
+    plan = plan_cpu(ModelConfig.from_path(options.model_path), options)
+    plan.require_fit()
+    loaded = loaded or load_model(options)
+    torch.set_num_threads(options.num_threads)
+    device = torch.device(options.device)
+    states = StateSlots.allocate(loaded.config, options.layout.num_slots, torch.float32, device)
+    pages = KVPages.allocate(loaded.config, plan.num_pages, _KV_DTYPES[options.kv_dtype], device)
+    _check_reservation(plan, states, pages)
+    cost = CostModel(slot_bytes=plan.demand.slot_bytes, page_bytes=plan.demand.page_bytes)
+    policy = build_policy(options.eviction, cost)
+    max_context_tokens = plan.demand.max_context_tokens
+    limits = SchedulerLimits(
+        layout=options.layout,
+        num_pages=plan.num_pages,
+        max_context_tokens=max_context_tokens,
+        prefill_chunk_tokens=options.prefill_chunk_tokens,
+        queue_limit=options.queue_limit,
+        queue_timeout_s=options.queue_timeout_s,
+    )
+    rules = AdmissionRules(policy, exchange=options.exchange, prefix_reuse=options.prefix_reuse)
+    echo = EchoIndex(loaded.tokenizer)
+    profile = EffectiveProfile(
+        model=options.model_name,
+        profile=options.profile,
+        profile_hash=options.profile_hash,
+        lanes=options.lanes,
+        entries=options.entries,
+        current_state="keep" if options.keep_current else "drop",
+        exchange=options.exchange,
+        eviction=options.eviction,
+        max_context_tokens=max_context_tokens,
+        kv_dtype=options.kv_dtype.value,
+        device=options.device,
+    )
+    engine = Engine(
+        EngineParts(
+            options=options,
+            config=loaded.config,
+            epoch=_epoch(loaded, options),
+            scheduler=Scheduler(limits, rules, cost),
+            policy=policy,
+            cost=cost,
+            runner=ModelRunner(loaded.model, states, pages, loaded.config.vocab_size),
+            tokenizer=loaded.tokenizer,
+            echo=echo,
+            profile=profile,
+        )
+    )
+    logger.info(
+        "engine ready: %d state slots of %d bytes, %d pages of %d bytes, context %d tokens",
+        options.layout.num_slots, plan.demand.slot_bytes, plan.num_pages, plan.demand.page_bytes,
+        max_context_tokens,
+    )  # fmt: skip
+    return engine, PromptBuilder(loaded.tokenizer, loaded.template, echo)
+
+
+def _check_reservation(plan: MemoryPlan, states: StateSlots, pages: KVPages) -> None:
+    assert states.slot_bytes == plan.demand.slot_bytes, "a slot differs from its arithmetic"
+    assert pages.page_bytes == plan.demand.page_bytes, "a page differs from its arithmetic"
+
+
+def _epoch(loaded: LoadedModel, options: EngineOptions) -> bytes:
+    config = loaded.config
+    return Epoch(
+        weights_digest=loaded.weights_digest,
+        tokenizer_digest=loaded.tokenizer.digest,
+        template_digest=loaded.template.digest,
+        kv_dtype=options.kv_dtype.value,
+        rope=f"theta={config.rope_theta} dim={config.rotary_dim}",
+        speculative="none",
+        tensor_parallel=1,
+    ).digest()

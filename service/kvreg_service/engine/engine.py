@@ -1,0 +1,311 @@
+"""The engine: one thread that schedules, computes and commits, and the way to it from outside.
+
+Owns the step loop, its lock and the answers in flight. The lock guards the scheduler's bookkeeping
+and is never held while the model computes, so that callers wait for microseconds. Cancelling is
+left to the loop, between two steps, as the state of a running request is sound only there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from kvreg_service.chat.echo import EchoIndex
+from kvreg_service.chat.prompt import ChatPrompt
+from kvreg_service.chat.text_stream import TextStream
+from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.core import events
+from kvreg_service.core.errors import Draining, EngineDown, KvregError, NotFound, SessionNotFound
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import EntryId, RequestId
+from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.request import Request
+from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.sequence import CheckpointKind
+from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.value import CostModel, EvictionPolicy
+from kvreg_service.engine.answer import Answer
+from kvreg_service.engine.interface import (
+    EffectiveProfile,
+    FitReport,
+    GenerationEvent,
+    GenerationRequest,
+    RegistrySnapshot,
+)
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.engine.reservation import plan_cpu
+from kvreg_service.engine.runner import Runner
+from kvreg_service.engine.views import build_snapshot
+from kvreg_service.model.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Everything an engine is made of; `engine.build.build_engine` puts it together."""
+
+    options: EngineOptions
+    config: ModelConfig
+    epoch: bytes
+    scheduler: Scheduler
+    policy: EvictionPolicy
+    cost: CostModel
+    runner: Runner
+    tokenizer: Tokenizer
+    echo: EchoIndex
+    profile: EffectiveProfile
+
+
+class Engine:
+    """Serves answers from one model. Implements `engine.interface.EngineProtocol`."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._answers: dict[RequestId, Answer] = {}
+        self._cancelled: list[RequestId] = []
+        self._is_draining = False
+        self._is_closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name="kvreg-step-loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the step loop has ended."""
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def is_ready(self) -> bool:
+        """True when a new request would be taken."""
+        return self.is_alive and not self._is_draining and not self._is_closing
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the first call of `drain` on."""
+        return self._is_draining
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield one ``Started``, any number of ``TextDelta`` and one ``Finished``."""
+        arrival_s = time.monotonic()
+        identity = Identity(self._parts.epoch, request.tenant)
+        # Digests of a long prompt take milliseconds that other answers must not wait for.
+        ledger = await asyncio.to_thread(TokenLedger, identity, request.prompt.token_ids)
+        answer = Answer(
+            request,
+            self._core_request(request, ledger, arrival_s),
+            TextStream(self._parts.tokenizer, request.stop),
+        )
+        self._submit(answer)
+        try:
+            async for event in answer.stream():
+                yield event
+        finally:
+            self._leave(answer)
+
+    def snapshot(self) -> RegistrySnapshot:
+        """Return lanes, entries, pools and the effective profile as they are now."""
+        parts = self._parts
+        with self._lock:
+            return build_snapshot(
+                self._scheduler,
+                parts.profile,
+                parts.policy,
+                parts.cost,
+                time.monotonic(),
+                is_draining=self._is_draining,
+            )
+
+    def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
+        """Say whether another profile would fit this engine's memory.
+
+        Raises:
+            ConfigurationError: the profile contradicts itself.
+        """
+        options = replace(
+            self._parts.options,
+            lanes=lanes,
+            entries=entries,
+            keep_current=keep_current,
+            max_context_tokens=self._parts.profile.max_context_tokens,
+        )
+        plan = plan_cpu(self._parts.config, options)
+        return FitReport(
+            fits=plan.fits,
+            required_bytes=plan.required_bytes,
+            available_bytes=plan.available_bytes,
+            short_by_bytes=plan.short_by_bytes,
+        )
+
+    def drop_entry(self, entry_id: int) -> None:
+        """Give up the sequence that an entry keeps, and its pages."""
+        with self._lock:
+            try:
+                happened = self._scheduler.drop_entry(EntryId(entry_id))
+            except NotFound as error:
+                raise SessionNotFound(error.message, **error.fields) from error
+            self._publish(happened)
+
+    def drain(self) -> None:
+        """Take nothing new from now on; queued and running requests still finish."""
+        self._is_draining = True
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing runs or is queued; False when that took longer."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                is_idle = not self._scheduler.has_work
+            if is_idle or not self.is_alive:
+                return is_idle
+            if time.monotonic() >= deadline_s:
+                return False
+            await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        """End the step loop and join its thread. Requests still running fail."""
+        with self._lock:
+            self._is_closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    # From the event loop to the step loop.
+
+    def _core_request(
+        self, asked: GenerationRequest, ledger: TokenLedger, arrival_s: float
+    ) -> Request:
+        boundary = asked.prompt.boundary
+        position = boundary.turn
+        # Where entries keep the frontier, a tool loop appends to it and the checkpoint can stay
+        # where the user's next turn will need it. Where they do not, it has to move along.
+        if boundary.round is not None and not self._parts.options.keep_current:
+            position = boundary.round
+        room = self._scheduler.limits.max_context_tokens
+        return Request(
+            request_id=RequestId(asked.request_id),
+            prompt=ledger,
+            max_tokens=asked.max_tokens if asked.max_tokens is not None else room,
+            arrival_s=arrival_s,
+            stop_token_ids=self._parts.tokenizer.eos_token_ids,
+            boundary=position,
+            boundary_kind=_boundary_kind(asked.prompt),
+            retain=asked.retain and self._parts.options.prefix_reuse,
+            priority=asked.priority,
+            sampling=asked.sampling,
+        )
+
+    def _submit(self, answer: Answer) -> None:
+        request = answer.request
+        with self._lock:
+            if self._failure is not None or not self._thread.is_alive():
+                raise EngineDown("the step loop has ended; the engine must be restarted")
+            if self._is_draining or self._is_closing:
+                raise Draining("the engine is draining and takes no new requests")
+            self._parts.runner.begin(request)
+            try:
+                self._scheduler.submit(request)
+            except KvregError:
+                self._parts.runner.forget(request.request_id)
+                raise
+            self._answers[request.request_id] = answer
+            self._wake.notify()
+
+    def _leave(self, answer: Answer) -> None:
+        with self._lock:
+            if not answer.has_ended:
+                self._cancelled.append(answer.request.request_id)
+                self._wake.notify()
+
+    # The step loop.
+
+    def _loop(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._step()
+        except BaseException as error:
+            logger.critical("the step loop has ended: %r", error, exc_info=True)
+            self._failure = error
+        finally:
+            with self._lock:
+                for answer in self._answers.values():
+                    answer.fail(EngineDown("the step loop has ended while the request ran"))
+                self._answers.clear()
+
+    def _wait_for_work(self) -> bool:
+        with self._lock:
+            while not (self._is_closing or self._cancelled or self._scheduler.has_work):
+                self._wake.wait()
+            return not self._is_closing
+
+    def _step(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            for request_id in self._cancelled:
+                self._publish(self._scheduler.cancel(request_id, now_s))
+            self._cancelled.clear()
+            plan = self._scheduler.schedule(now_s)
+        result = StepResult() if plan.is_empty else self._parts.runner.execute(plan)
+        self._read_tokens(result)
+        with self._lock:
+            happened = self._scheduler.commit(plan, result, time.monotonic())
+            self._publish(happened, plan, result)
+
+    def _read_tokens(self, result: StepResult) -> None:
+        for request_id, token in result.sampled.items():
+            answer = self._answers.get(request_id)
+            if answer is not None and answer.read_token(token):
+                result.stopped.add(request_id)
+
+    def _publish(
+        self,
+        happened: list[events.Event],
+        plan: StepPlan | None = None,
+        result: StepResult | None = None,
+    ) -> None:
+        for event in happened:
+            match event:
+                case events.Admitted():
+                    attach_s = result.prepare_s if plan and result else 0.0
+                    self._answers[event.request_id].admit(event, attach_s)
+                case events.TokenSampled():
+                    self._answers[event.request_id].send_token()
+                case events.Finished():
+                    answer = self._end(event)
+                    self._remember_spelling(answer)
+                    answer.finish(event)
+                case events.Failed():
+                    logger.warning("request %s failed: %s", event.request_id, event.error)
+                    self._end(event).fail(event.error)
+                case events.Cancelled():
+                    self._end(event).end_silently()
+                case events.Evicted():
+                    logger.info(
+                        "evicted sequence %d (%d tokens, %d bytes): %s",
+                        event.sequence_id, event.tokens, event.held_bytes, event.reason.value,
+                    )  # fmt: skip
+                case _:
+                    logger.debug("%s", event)
+
+    def _end(self, event: events.Terminal) -> Answer:
+        self._parts.runner.forget(event.request_id)
+        return self._answers.pop(event.request_id)
+
+    def _remember_spelling(self, answer: Answer) -> None:
+        output = answer.output_ids
+        if output and output[-1] in answer.request.stop_token_ids:
+            output = output[:-1]
+        # An index that cannot take an answer costs a hit later, never the answer itself.
+        with suppress(ValueError):
+            self._parts.echo.record(answer.asked.prompt.token_ids, output)
+
+
+def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:
+    return CheckpointKind.RESPONSE if prompt.is_continuation else CheckpointKind.TURN

@@ -1,0 +1,161 @@
+"""Turns step plans into tensors: state moves, prefill chunks, one decode batch, sampling.
+
+Owns the device memory and the samplers. It decides nothing: which slot, page or token is the plan's
+choice. A failure belongs to the request it happened in, as far as that can be told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvreg_service.core.errors import KvregError, RequestFailed
+from kvreg_service.core.ids import RequestId
+from kvreg_service.core.pages import PageCopy
+from kvreg_service.core.request import Request
+from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
+from kvreg_service.model.cache import KVPages, StateSlots
+from kvreg_service.model.hybrid import HybridModel
+from kvreg_service.model.sampling import Sampler, sample_batch
+
+
+class Runner(Protocol):
+    """What the step loop needs of whoever computes. Called from one thread only."""
+
+    def begin(self, request: Request) -> None:
+        """Prepare to sample for a request. Called once, before its first work."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan, in order: moves first, then work."""
+        ...
+
+    def forget(self, request_id: RequestId) -> None:
+        """Drop what `begin` made. Unknown ids are ignored."""
+        ...
+
+
+class ModelRunner:
+    """Runs a hybrid model on one device.
+
+    A model failure in the decode batch fails every request of the batch, because it cannot be told
+    whose fault it was; a failure in a prefill chunk, a move or a draw fails its own request alone.
+    """
+
+    def __init__(
+        self, model: HybridModel, states: StateSlots, pages: KVPages, vocab_size: int
+    ) -> None:
+        self._model = model
+        self._states = states
+        self._pages = pages
+        self._vocab_size = vocab_size
+        self._samplers: dict[RequestId, Sampler] = {}
+
+    def begin(self, request: Request) -> None:
+        """Make the request's sampler.
+
+        Raises:
+            InvalidRequest: the logit bias names a token that the model does not have.
+        """
+        has_penalty = request.sampling.repetition_penalty != 1.0
+        self._samplers[request.request_id] = Sampler(
+            request.sampling,
+            vocab_size=self._vocab_size,
+            prompt_ids=request.prompt.tokens if has_penalty else (),
+        )
+
+    def forget(self, request_id: RequestId) -> None:
+        """Drop the request's sampler."""
+        self._samplers.pop(request_id, None)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan and report tokens and failures."""
+        result = StepResult()
+        with torch.inference_mode():
+            self._prepare(plan, result)
+            work = [one for one in plan.work if one.request_id not in result.failed]
+            decodes = [one for one in work if one.is_decode]
+            if decodes:
+                self._decode(decodes, result)
+            for one in work:
+                if not one.is_decode:
+                    self._prefill(one, result)
+        return result
+
+    def _prepare(self, plan: StepPlan, result: StepResult) -> None:
+        if plan.preparation is None:
+            return
+        start_s = time.perf_counter()
+        try:
+            for move in plan.preparation.moves:
+                self._move(move)
+        except Exception as error:  # noqa: BLE001 - contained to the request that is prepared
+            result.failed[plan.preparation.request_id] = _contained("preparing", error)
+        result.prepare_s = time.perf_counter() - start_s
+
+    def _move(self, move: StateMove) -> None:
+        match move:
+            case SlotCopy(src, dst):
+                self._states.copy(src, dst)
+            case SlotSwap(first, second):
+                self._states.swap(first, second)
+            case PageCopy(src, dst):
+                self._pages.copy_page(src, dst)
+
+    def _decode(self, work: Sequence[Work], result: StepResult) -> None:
+        try:
+            logits = self._model.decode(
+                [one.token_ids[0] for one in work],
+                [one.start for one in work],
+                [one.slot for one in work],
+                [one.pages for one in work],
+                self._states,
+                self._pages,
+            )
+            samplers = [self._samplers[one.request_id] for one in work]
+            if all(sampler.is_argmax for sampler in samplers):
+                tokens = sample_batch(samplers, logits)
+                result.sampled.update(
+                    (one.request_id, token) for one, token in zip(work, tokens, strict=True)
+                )
+                return
+        except Exception as error:  # noqa: BLE001 - contained to the requests of this batch
+            for one in work:
+                result.failed[one.request_id] = _contained("decoding", error)
+            return
+        for one, row in zip(work, logits, strict=True):
+            self._sample(one, row, result)
+
+    def _prefill(self, work: Work, result: StepResult) -> None:
+        try:
+            logits = self._model.prefill(
+                torch.tensor(work.token_ids, dtype=torch.int64),
+                work.start,
+                work.slot,
+                work.pages,
+                self._states,
+                self._pages,
+            )
+            if work.capture_to is not None:
+                self._states.copy(work.slot, work.capture_to)
+        except Exception as error:  # noqa: BLE001 - contained to the request of this chunk
+            result.failed[work.request_id] = _contained("prefilling", error)
+            return
+        if work.samples:
+            self._sample(work, logits, result)
+
+    def _sample(self, work: Work, logits: Tensor, result: StepResult) -> None:
+        try:
+            result.sampled[work.request_id] = self._samplers[work.request_id].sample(logits)
+        except Exception as error:  # noqa: BLE001 - contained to the request that draws
+            result.failed[work.request_id] = _contained("sampling", error)
+
+
+def _contained(doing: str, error: Exception) -> KvregError:
+    if isinstance(error, KvregError):
+        return error
+    return RequestFailed(f"{doing} failed: {error!r}")
