@@ -332,4 +332,6 @@ def _filled_pages(pages: list[PageId], work: Work) -> list[PageId]:
 def _contained(error: Exception) -> KvregError:
     if isinstance(error, KvregError):
         return error
-    return RequestFailed(f"admitting the request failed: {error!r}")
+    failure = RequestFailed(f"admitting the request failed: {error!r}")
+    failure.__cause__ = error
+    return failure

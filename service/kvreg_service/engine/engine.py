@@ -282,7 +282,12 @@ class Engine:
                     self._remember_spelling(answer)
                     answer.finish(event)
                 case events.Failed():
-                    logger.warning("request %s failed: %s", event.request_id, event.error)
+                    logger.warning(
+                        "request %s failed: %s",
+                        event.request_id,
+                        event.error,
+                        exc_info=event.error.__cause__,
+                    )
                     self._end(event).fail(event.error)
                 case events.Cancelled():
                     self._end(event).end_silently()

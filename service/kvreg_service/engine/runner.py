@@ -158,4 +158,7 @@ class ModelRunner:
 def _contained(doing: str, error: Exception) -> KvregError:
     if isinstance(error, KvregError):
         return error
-    return RequestFailed(f"{doing} failed: {error!r}")
+    failure = RequestFailed(f"{doing} failed: {error!r}")
+    # The log shows where it came from; the client gets the message only.
+    failure.__cause__ = error
+    return failure
