@@ -21,11 +21,11 @@ class ContentPart(RequestBody):
 
 
 def _kind_of_content(value: object) -> str:
-    return "parts" if isinstance(value, list) else "text"
+    return "<parts>" if isinstance(value, list) else "<text>"
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
+    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], Tag("<parts>")],
     Discriminator(_kind_of_content),
 ]
 

@@ -49,27 +49,14 @@ class ResponseFormat(RequestBody):
     type: str
 
 
-class ToolFunction(RequestBody):
-    """What a tool is called; the template sees the rest as the client wrote it."""
-
-    name: str
-
-
-class Tool(RequestBody):
-    """The part of a tool that is checked."""
-
-    type: str
-    function: ToolFunction
-
-
 def _kind_of_stop(value: object) -> str:
-    return "many" if isinstance(value, list) else "one"
+    return "<many>" if isinstance(value, list) else "<one>"
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
-    Annotated[StopString, Tag("one")]
-    | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS), Tag("many")],
+    Annotated[StopString, Tag("<one>")]
+    | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS), Tag("<many>")],
     Discriminator(_kind_of_stop),
 ]
 
@@ -100,7 +87,7 @@ class ChatRequest(RequestBody):
     )
 
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Any = Field(default=None, json_schema_extra={"enum": ["auto", "none", None]})
 
     enable_thinking: bool | None = None
     preserve_thinking: bool | None = None
@@ -119,10 +106,10 @@ class ChatRequest(RequestBody):
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    web_search_options: dict[str, Any] | None = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
 
     @field_validator("n")
     @classmethod
@@ -178,13 +165,16 @@ class ChatRequest(RequestBody):
     @field_validator("tools")
     @classmethod
     def _functions_only(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        for tool in value or []:
-            checked = Tool.model_validate(tool, strict=False)
-            if checked.type != "function":
+        for number, tool in enumerate(value or []):
+            function = tool.get("function")
+            if tool.get("type") != "function":
                 raise unsupported(
-                    "tools of type '{type}' are not served; only 'function' is",
-                    type=checked.type[:60],
+                    "tool {number} is of type '{type}'; only 'function' is served",
+                    number=number,
+                    type=str(tool.get("type"))[:60],
                 )
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise unsupported("tool {number} has no function with a name", number=number)
         return value
 
     @field_validator("logit_bias")

@@ -35,8 +35,8 @@ _VALUE_ERRORS = frozenset(
 )
 _MAX_REPORTED = 5
 _MAX_SHOWN_CHARACTERS = 60
-# Names of union members that pydantic puts into a location and that no client wrote.
-_TAGS = frozenset({"text", "parts", "one", "many"})
+# Pydantic puts the tag of a union's member into a location; ours look like <this>.
+_TAG_MARK = "<"
 
 
 class RequestBody(BaseModel):
@@ -116,4 +116,5 @@ def _describe_one(item: ErrorDetails) -> str:
 
 
 def _name_of(item: ErrorDetails) -> str:
-    return ".".join(str(part) for part in item["loc"] if part not in _TAGS)
+    parts = [str(part) for part in item["loc"]]
+    return ".".join(part for part in parts if not part.startswith(_TAG_MARK))

@@ -1,0 +1,302 @@
+"""Stand-ins that ship with the package: a scripted engine, a byte tokenizer, a server in a thread.
+
+Owns what tests of the API need in place of a model. Nothing here is imported by the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from array import array
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from kvreg_service.api.server import listen, url_of, uvicorn_config
+from kvreg_service.chat.boundary import Boundary
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.messages import normalize_messages
+from kvreg_service.chat.prompt import ChatPrompt, Tail
+from kvreg_service.core.errors import Draining, KvregError, SessionNotFound
+from kvreg_service.engine.interface import (
+    Attach,
+    EffectiveProfile,
+    EntryView,
+    Finished,
+    FinishReason,
+    FitReport,
+    GenerationEvent,
+    GenerationRequest,
+    LaneView,
+    PoolView,
+    RegistrySnapshot,
+    ReusePath,
+    Started,
+    StateSlotsView,
+    TextDelta,
+    Timings,
+)
+
+FAKE_TIMINGS = Timings(queue_s=0.25, attach_s=0.125, prefill_s=0.5, decode_s=2.0, ttft_s=0.875)
+
+
+class Gate:
+    """A place where a scripted engine waits until a test lets it go on. Safe across threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_open = False
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._reached = threading.Event()
+
+    async def wait(self) -> None:
+        """Wait until the gate is open."""
+        is_let_through = asyncio.Event()
+        with self._lock:
+            if self._is_open:
+                return
+            self._waiting.append((asyncio.get_running_loop(), is_let_through))
+        self._reached.set()
+        await is_let_through.wait()
+
+    def open(self) -> None:
+        """Let everybody through, now and later."""
+        with self._lock:
+            self._is_open = True
+            waiting, self._waiting = self._waiting, []
+        for loop, is_let_through in waiting:
+            loop.call_soon_threadsafe(is_let_through.set)
+
+    def wait_until_reached(self, timeout_s: float = 10.0) -> None:
+        """Hold up the calling thread until somebody waits at the gate.
+
+        Raises:
+            TimeoutError: Nobody came.
+        """
+        if not self._reached.wait(timeout_s):
+            raise TimeoutError(f"nobody reached the gate within {timeout_s} s")
+
+
+Step = str | Gate | Exception
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the engine does for one request. A step is some text, a gate, or an error to raise.
+
+    ``before`` happens before the first event, where a real engine queues and computes the prompt;
+    ``steps`` after it. Each text counts as one token. Without ``has_end`` the terminal event is
+    missing, as it is in a broken engine.
+    """
+
+    steps: Sequence[Step] = ("Hello", ", ", "you.")
+    before: Sequence[Gate | Exception] = ()
+    finish_reason: FinishReason = "stop"
+    has_end: bool = True
+    cached_tokens: int = 0
+    reuse_path: ReusePath = "full_reset"
+    attach: Attach = "none"
+
+
+FAKE_PROFILE = EffectiveProfile(
+    model="fake",
+    profile=None,
+    profile_hash="0123456789abcdef",
+    lanes=1,
+    entries=2,
+    current_state="keep",
+    exchange=True,
+    eviction="cost",
+    max_context_tokens=4096,
+    kv_dtype="fp32",
+    device="cpu",
+)
+
+Outcome = Literal["finished", "failed", "cancelled"]
+
+
+@dataclass
+class FakeEngine:
+    """An engine that plays scripts. It records what it was asked and how each request ended.
+
+    ``scripts`` are played in order; when they are used up, the default one is. ``outcomes`` gets
+    one item per request, when it ends. Entry 0 keeps something until it is dropped.
+    """
+
+    scripts: list[Script] = field(default_factory=list)
+    is_alive: bool = True
+    is_sound: bool = True
+    is_draining: bool = False
+    is_closed: bool = False
+    available_bytes: int = 100
+
+    requests: list[GenerationRequest] = field(default_factory=list)
+    outcomes: queue.Queue[tuple[str, Outcome]] = field(default_factory=queue.Queue)
+    kept_entries: set[int] = field(default_factory=lambda: {0})
+    num_running: int = 0
+    _idle: Gate = field(default_factory=Gate)
+
+    @property
+    def is_ready(self) -> bool:
+        """True when a new request would be taken."""
+        return self.is_alive and self.is_sound and not self.is_draining
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Play the next script."""
+        self.requests.append(request)
+        script = self.scripts.pop(0) if self.scripts else Script()
+        if self.is_draining:
+            raise Draining("the engine is draining")
+        self.num_running += 1
+        outcome: Outcome = "cancelled"
+        try:
+            for before in script.before:
+                await _pass(before)
+            yield _started(request, script)
+            num_tokens = 0
+            for step in script.steps:
+                if isinstance(step, str):
+                    num_tokens += 1
+                    yield TextDelta(step, 1)
+                else:
+                    await _pass(step)
+            outcome = "finished"
+            if script.has_end:
+                yield Finished(script.finish_reason, num_tokens, FAKE_TIMINGS)
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.num_running -= 1
+            self._open_when_drained()
+            self.outcomes.put((request.request_id, outcome))
+
+    def snapshot(self) -> RegistrySnapshot:
+        """Return a registry with one lane and two entries."""
+        lane = LaneView(lane_id=0, state="decode" if self.num_running else "empty")
+        return RegistrySnapshot(
+            profile=FAKE_PROFILE,
+            lanes=(lane,),
+            entries=tuple(
+                EntryView(entry_id=i, state="kept", sequence_id=7, tokens=65, pages=2)
+                if i in self.kept_entries
+                else EntryView(entry_id=i, state="empty")
+                for i in range(FAKE_PROFILE.entries)
+            ),
+            pools=(PoolView(name="main", total=8, free=6, referenced=2),),
+            state_slots=StateSlotsView(total=6, used=2),
+            running=self.num_running,
+            queued=0,
+            is_draining=self.is_draining,
+        )
+
+    def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
+        """Count one byte per state slot."""
+        required = 2 * lanes + (2 if keep_current else 1) * entries
+        short = max(0, required - self.available_bytes)
+        return FitReport(short == 0, required, self.available_bytes, short)
+
+    def drop_entry(self, entry_id: int) -> None:
+        """Forget the entry."""
+        if entry_id not in self.kept_entries:
+            raise SessionNotFound(f"entry {entry_id} keeps nothing")
+        self.kept_entries.remove(entry_id)
+
+    def drain(self) -> None:
+        """Refuse what comes from now on."""
+        self.is_draining = True
+        self._open_when_drained()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing runs."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Note that the end was asked for."""
+        self.is_closed = True
+
+    def _open_when_drained(self) -> None:
+        if self.is_draining and self.num_running == 0:
+            self._idle.open()
+
+
+async def _pass(step: Gate | Exception) -> None:
+    if isinstance(step, Gate):
+        await step.wait()
+    else:
+        raise step
+
+
+def _started(request: GenerationRequest, script: Script) -> Started:
+    prompt_tokens = len(request.prompt.token_ids)
+    return Started(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=script.cached_tokens,
+        computed_tokens=prompt_tokens - script.cached_tokens,
+        reuse_path=script.reuse_path,
+        attach=script.attach,
+        queue_s=FAKE_TIMINGS.queue_s,
+    )
+
+
+class ByteTokenizer:
+    """A vocabulary of 256 bytes."""
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of the text."""
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the bytes; a broken character becomes U+FFFD."""
+        return bytes(token_ids).decode(errors="replace")
+
+
+class FakePromptBuilder:
+    """Renders messages as ``role: text`` lines of bytes, and records the conversations."""
+
+    def __init__(self) -> None:
+        self.conversations: list[Conversation] = []
+        self.error: KvregError | None = None
+        self._tokenizer = ByteTokenizer()
+
+    def build(self, conversation: Conversation) -> ChatPrompt:
+        """Build a prompt without boundaries."""
+        self.conversations.append(conversation)
+        messages = normalize_messages(conversation.messages)
+        if self.error is not None:
+            raise self.error
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return ChatPrompt(
+            token_ids=array("i", self._tokenizer.encode(text)),
+            boundary=Boundary(turn=None, round=None),
+            tail=cast(Tail, messages[-1]["role"]),
+            starts_in_reasoning=conversation.enable_thinking is True,
+        )
+
+
+@contextlib.contextmanager
+def running_server(app: ASGIApp) -> Iterator[str]:
+    """Serve an application on a free port of the loopback; yields its URL and stops it at the end.
+
+    The socket listens before this returns, so a client may connect at once.
+    """
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn_config(app))
+    thread = threading.Thread(target=server.run, args=([listener],), name="kvreg-test-server")
+    thread.start()
+    try:
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join()
