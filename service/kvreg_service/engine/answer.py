@@ -58,7 +58,8 @@ class Answer:
     def admit(self, event: events.Admitted, attach_s: float) -> None:
         """Note where the request runs; the reader hears of it with the first token."""
         self._admitted = event
-        self._admitted_s = time.monotonic()
+        # The event arrives with the step's end; the clock of the prefill started with the plan.
+        self._admitted_s = self.request.arrival_s + event.queue_s
         self._attach_s = attach_s
 
     def read_token(self, token: int) -> bool:

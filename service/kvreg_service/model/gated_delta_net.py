@@ -87,7 +87,7 @@ class GatedDeltaNet:
             beta.sigmoid().view(batch, tokens, -1),
             step.states.recurrent[self.index],
         )
-        normed = unit_length(out, self.output_epsilon).view(batch * tokens, -1)
+        normed = unit_length(out, self.output_epsilon).reshape(batch * tokens, -1)
         return self.out_proj(normed * F.silu(z))
 
 
