@@ -2,8 +2,9 @@
 
 A page is referenced by *running* sequences (on a busy lane) and by *kept* ones (on an idle lane or
 in an entry). Sharing arises from a fork only, and a shared page is never written: the fork is given
-copies of the pages that the writer is about to overwrite (`fork`). Which bytes a page holds is the
-runner's business.
+copies of the pages that the writer is about to overwrite (`fork`), and whoever goes on later from a
+position inside a page that is still shared gets a page of its own (`unshare`). Which bytes a page
+holds is the runner's business.
 """
 
 from __future__ import annotations
@@ -169,6 +170,19 @@ class PagePool:
         return shared + copies, [
             PageCopy(src, dst) for src, dst in zip(originals, copies, strict=True)
         ]
+
+    def unshare(self, page: PageId, *, after: PageId | None = None) -> PageCopy:
+        """Give a running sequence a page of its own instead of a shared one.
+
+        Returns:
+            The copy that the runner must make before the sequence writes; its ``dst`` is the page.
+
+        Raises:
+            OutOfPages: no page is free. Nothing changed then.
+        """
+        (own,) = self.allocate(1, after=after)
+        self.release([page], is_kept=False)
+        return PageCopy(page, own)
 
     def check_invariants(
         self,

@@ -79,7 +79,7 @@ class Placement:
             touched_entries=_entries_written(plan),
         )
         self._announce(plan, sequence, now_s)
-        return moves
+        return moves + self._own_tail_page(sequence, now_s)
 
     def take_pages(self, sequence: Sequence, end: int, promised_pages: int, now_s: float) -> None:
         """Give a running sequence the pages for its first ``end`` tokens.
@@ -271,10 +271,30 @@ class Placement:
         """Turn a sequence at rest into a running one that goes on from ``position``."""
         self._rewind_kept_pages(sequence, position)
         self.pages.resume(sequence.pages)
-        if position % PAGE_TOKENS:
-            self.pages.unseal(sequence.pages[-1:])
         sequence.num_hits += 1
         sequence.superseded_by = None
+
+    def _own_tail_page(self, sequence: Sequence, now_s: float) -> list[StateMove]:
+        """Make the page that a resumed sequence writes next writable, by a copy if it is shared.
+
+        An older fork of the sequence may lie further on in that page, or the sequence may be such a
+        fork itself.
+        """
+        if sequence.frontier % PAGE_TOKENS == 0:
+            return []
+        moves: list[StateMove] = []
+        tail = sequence.pages[-1]
+        while self.pages.references(tail) > 1 and not self.pages.num_free:
+            if not self._evict_for_pages(now_s):
+                break
+        if self.pages.references(tail) > 1:
+            copy = self.pages.unshare(
+                tail, after=sequence.pages[-2] if sequence.pages[1:] else None
+            )
+            sequence.pages[-1] = copy.dst
+            moves.append(copy)
+        self.pages.unseal(sequence.pages[-1:])
+        return moves
 
     def _evict_for_pages(self, now_s: float) -> bool:
         """Give up the least valuable kept sequence; return False when there is none."""

@@ -1,0 +1,166 @@
+"""Drives the scheduler with a runner whose states are token prefixes, one request or one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvreg_service.core import events
+from kvreg_service.core.admission import AdmissionPlan, AdmissionPlanner, AdmissionRules
+from kvreg_service.core.errors import KvregError
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import RequestId
+from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.request import Request
+from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.sequence import Sequence as KeptSequence
+from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.step import StepPlan
+from kvreg_service.core.value import CostModel, build_policy
+from kvreg_service.fake_runner import FakeRunner, Prefix
+
+IDENTITY = Identity(epoch=b"epoch", tenant="tenant")
+COST = CostModel(slot_bytes=1000, page_bytes=640)
+
+
+def next_token(prefix: Prefix) -> int:
+    """Depend on every token of the prefix, so that a foreign state changes the answer."""
+    return 10 + hash(prefix) % 1000
+
+
+@dataclass
+class Outcome:
+    """Everything that one request caused."""
+
+    events: list[events.Event]
+    steps: list[StepPlan]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def admitted(self) -> events.Admitted:
+        (admitted,) = self.of(events.Admitted)
+        return admitted
+
+    @property
+    def terminal(self) -> events.Terminal:
+        (terminal,) = self.of(events.Terminal)
+        return terminal
+
+    @property
+    def cached(self) -> int:
+        return self.admitted.cached_tokens
+
+    @property
+    def answer(self) -> list[int]:
+        return [event.token for event in self.of(events.TokenSampled)]
+
+
+@dataclass
+class Core:
+    """A scheduler and a runner; every step is followed by a check of all invariants."""
+
+    lanes: int = 1
+    entries: int = 0
+    keep_current: bool = True
+    exchange: bool = True
+    policy: str = "cost"
+    prefix_reuse: bool = True
+    num_pages: int = 64
+    max_context_tokens: int = 2048
+    chunk_tokens: int = 512
+    queue_limit: int = 64
+    queue_timeout_s: float = 60.0
+    now_s: float = 0.0
+    log: list[events.Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.layout = SlotLayout(self.lanes, self.entries, self.keep_current)
+        limits = SchedulerLimits(
+            self.layout,
+            self.num_pages,
+            self.max_context_tokens,
+            self.chunk_tokens,
+            self.queue_limit,
+            self.queue_timeout_s,
+        )
+        self.rules = AdmissionRules(
+            build_policy(self.policy, COST), self.exchange, self.prefix_reuse
+        )
+        self.scheduler = Scheduler(limits, self.rules, COST)
+        self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
+        self._num_requests = 0
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        *,
+        boundary: int | None = None,
+        max_tokens: int = 4,
+        request_id: str | None = None,
+        identity: Identity = IDENTITY,
+        **options: Any,
+    ) -> Request:
+        self._num_requests += 1
+        return Request(
+            request_id=RequestId(request_id or f"r{self._num_requests}"),
+            prompt=TokenLedger(identity, prompt),
+            max_tokens=max_tokens,
+            arrival_s=self.now_s,
+            boundary=boundary,
+            **options,
+        )
+
+    def submit(self, prompt: Sequence[int], **options: Any) -> RequestId:
+        request = self.request(prompt, **options)
+        self.scheduler.submit(request)
+        return request.request_id
+
+    def step(
+        self, fail: Iterable[RequestId] = (), error: KvregError | None = None
+    ) -> tuple[StepPlan, list[events.Event]]:
+        plan = self.scheduler.schedule(self.now_s)
+        self.runner.fail_next = dict.fromkeys(fail, error or KvregError("injected"))
+        happened = self.scheduler.commit(plan, self.runner.execute(plan), self.now_s)
+        self.scheduler.check_invariants()
+        self.log += happened
+        return plan, happened
+
+    def drain(self) -> Outcome:
+        """Step until nothing is left to do, one second a request."""
+        outcome = Outcome([], [])
+        while self.scheduler.has_work:
+            plan, happened = self.step()
+            outcome.steps.append(plan)
+            outcome.events += happened
+        self.now_s += 1.0
+        return outcome
+
+    def run(self, prompt: Sequence[int], **options: Any) -> Outcome:
+        """Serve one request from arrival to its end."""
+        self.submit(prompt, **options)
+        return self.drain()
+
+    def plan(self, prompt: Sequence[int], **options: Any) -> AdmissionPlan | None:
+        """Plan an admission without carrying it out."""
+        placement = self.scheduler.placement
+        planner = AdmissionPlanner(
+            placement.lanes,
+            placement.registry,
+            self.rules,
+            placement.pages.num_free,
+            self.now_s,
+        )
+        return planner.plan(self.request(prompt, **options))
+
+    def kept(self) -> list[KeptSequence]:
+        return self.scheduler.placement.kept()
+
+
+@pytest.fixture
+def make_core() -> Callable[..., Core]:
+    return Core
