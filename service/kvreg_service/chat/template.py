@@ -56,6 +56,7 @@ class ChatTemplate:
         Raises:
             CheckpointError: the template has a syntax error.
         """
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         identity = json.dumps([source, sorted(self._special_tokens.items())])
         self.digest = sha256(identity.encode()).hexdigest()

@@ -123,7 +123,7 @@ class Sampler:
         # Relative to the best one nothing overflows, however low the temperature.
         weights = ((adjusted - best) / params.temperature).exp()
         if params.top_k is not None or params.top_p < 1.0:
-            weights = _truncate(weights, params.top_k, params.top_p)
+            weights = _truncate(weights, adjusted, params.top_k, params.top_p)
         if params.min_p > 0.0:
             weights = torch.where(weights >= params.min_p * weights.max(), weights, 0.0)
         return weights / weights.sum()
@@ -164,17 +164,18 @@ def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs
     return TokenLogprobs(token_id, float(logprobs[token_id]), top)
 
 
-def _truncate(weights: Tensor, top_k: int | None, top_p: float) -> Tensor:
+def _truncate(weights: Tensor, logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
     """Keep the ``top_k`` largest, then the fewest of them that hold ``top_p`` of their sum.
 
-    At least one is kept. Of equal weights the lower id counts as larger.
+    At least one is kept. The order is that of the logits, since unequal ones may round to equal
+    weights; of equal logits the lower id counts as larger.
     """
     ids = torch.arange(len(weights), device=weights.device)
     if top_k is not None and top_k < len(weights):
         # Sorting a large vocabulary costs much more than finding its top; ties come along.
-        ids = (weights >= weights.topk(top_k).values[-1]).nonzero().squeeze(1)
-    ordered, order = weights[ids].sort(descending=True, stable=True)
-    ids = ids[order]
+        ids = (logits >= logits.topk(top_k).values[-1]).nonzero().squeeze(1)
+    ids = ids[logits[ids].argsort(descending=True, stable=True)]
+    ordered = weights[ids]
     if top_k is not None:
         ordered[top_k:] = 0.0
     if top_p < 1.0:

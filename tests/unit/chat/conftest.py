@@ -1,0 +1,95 @@
+"""The reference model's tokenizer, and templates in which the known families of trouble occur."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+import kvreg_service.reference_model
+from kvreg_service.chat.echo import EchoIndex
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.template import ChatTemplate
+from kvreg_service.chat.tokenizer import Tokenizer
+
+# The machine that runs the tests may be busy; pytest's own time limit remains.
+settings.register_profile("without_deadline", deadline=None)
+settings.load_profile("without_deadline")
+
+_CHATML = """\
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}"""
+
+_GENERATION_PROMPT = """
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+
+_TEMPLATES = {
+    "chatml": _CHATML + _GENERATION_PROMPT,
+    "no_generation_prompt": _CHATML,
+    "no_system_role": """\
+{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+"""
+    + _CHATML
+    + _GENERATION_PROMPT,
+    "alternating_roles": """\
+{%- for m in messages %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/...') }}
+    {%- endif %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}
+{%- endfor %}"""
+    + _GENERATION_PROMPT,
+    "plain_text": """\
+{%- for m in messages %}{{- m.role + ': ' + m.content + '\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- 'assistant:' }}{% endif %}""",
+    "only_last_message": """\
+{{- '<|im_start|>' + messages[-1].role + '\\n' + messages[-1].content + '<|im_end|>\\n' }}"""
+    + _GENERATION_PROMPT,
+    "counts_messages": """\
+{{- messages | length }}"""
+    + _CHATML
+    + _GENERATION_PROMPT,
+}
+
+BuilderOf = Callable[[str], PromptBuilder]
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    return Path(kvreg_service.reference_model.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_path: Path) -> Tokenizer:
+    return Tokenizer.from_path(model_path)
+
+
+@pytest.fixture(scope="session")
+def template_of(model_path: Path) -> Callable[[str], ChatTemplate]:
+    """Templates by name; ``reference`` is that of the bundled model."""
+
+    def find(name: str) -> ChatTemplate:
+        if name == "reference":
+            return ChatTemplate.from_path(model_path)
+        return ChatTemplate(_TEMPLATES[name])
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def builder_of(tokenizer: Tokenizer, template_of: Callable[[str], ChatTemplate]) -> BuilderOf:
+    """Prompt builders by template name, each with an echo index of its own."""
+
+    def build(name: str) -> PromptBuilder:
+        return PromptBuilder(tokenizer, template_of(name), EchoIndex(tokenizer))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def builder(builder_of: BuilderOf) -> PromptBuilder:
+    """The builder of the reference model; nothing is ever recorded in its echo index."""
+    return builder_of("reference")
