@@ -23,7 +23,8 @@ class FakeRunner:
     """Carries out plans on token lists and samples ``next_token(prefix)``.
 
     ``fail_next`` makes the next plan fail for the named requests after half of its effects: what
-    the other half would have written is spoiled, so that nobody can rely on it unnoticed.
+    the other half would have written is spoiled, so that nobody can rely on it unnoticed. With
+    ``fails_moves`` off a request that is prepared and worked on in one step fails in its work.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class FakeRunner:
         self._pages: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(num_pages)]
         self._next_token = next_token or (lambda prefix: (sum(prefix[-3:]) + len(prefix)) % 97 + 3)
         self.fail_next: dict[RequestId, KvregError] = {}
+        self.fails_moves = True
         self.computed_tokens = 0
 
     def begin(self, request: Request) -> None:
@@ -71,9 +73,10 @@ class FakeRunner:
             request_id = plan.preparation.request_id
             moves = plan.preparation.moves
             done = len(moves)
-            if request_id in failing:
+            if self.fails_moves and request_id in failing:
                 done //= 2
                 result.failed[request_id] = failing[request_id]
+            result.is_prepared = request_id not in result.failed
             for move in moves[:done]:
                 self._move(move)
             for move in moves[done:]:

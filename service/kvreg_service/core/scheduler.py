@@ -149,8 +149,9 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
         """Take in the result of a plan and return everything that happened since the last call."""
-        if plan.preparation is not None and plan.preparation.request_id in result.failed:
-            self._fail_preparation(plan.preparation, result)
+        preparation = plan.preparation
+        if preparation and preparation.request_id in result.failed and not result.is_prepared:
+            self._fail_preparation(preparation, result)
         lanes = {lane.run.request.request_id: lane for lane in self.placement.lanes if lane.run}
         for work in plan.work:
             lane = lanes.get(work.request_id)

@@ -89,11 +89,14 @@ class StepPlan:
 class StepResult:
     """What the runner reports: a planned request is in ``sampled``, in ``failed`` or in neither.
 
-    ``stopped`` names requests whose sampled token completed a stop string. ``prepare_s`` is how
-    long the moves of the preparation took, in seconds.
+    ``stopped`` names requests whose sampled token completed a stop string. ``is_prepared`` says
+    that every move of the preparation was carried out, so that a failure of its request is one of
+    its work; without it the moves count as failed as well. ``prepare_s`` is how long they took, in
+    seconds.
     """
 
     sampled: dict[RequestId, int] = field(default_factory=dict)
     stopped: set[RequestId] = field(default_factory=set)
     failed: dict[RequestId, KvregError] = field(default_factory=dict)
+    is_prepared: bool = False
     prepare_s: float = 0.0
