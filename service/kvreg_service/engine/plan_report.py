@@ -1,4 +1,4 @@
-"""What `kvreg plan` answers: slots, pages and what is left on each card, from a config.json alone."""
+"""What `kvreg plan` answers: slots, pages and what is left on each card, from a config.json."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def plan_report(model_path: Path, profile: GpuProfile) -> dict[str, object]:
         "pages": plan.num_pages,
         "kv_tokens": plan.kv_tokens,
         "kv_bytes": plan.kv_bytes,
+        "kept_tokens": max(0, plan.kv_tokens - layout.lanes * profile.max_context_tokens),
         "required_bytes": plan.required_bytes,
         "available_bytes": plan.available_bytes,
         "left_bytes": plan.left_bytes,
@@ -87,10 +88,13 @@ def describe_plan(report: dict[str, object]) -> str:
         f"  weights    {gib('weight_bytes')}  counted from the config as {report['weight_format']}",
         f"  workspace  {gib('workspace_bytes')}  assumed",
         f"  states     {gib('state_bytes')}  {report['state_slots']} slots of {slot_mib:.2f} MiB "
-        f"(lanes {report['lanes']}, entries {report['entries']}, {report['current_state']} current)",
+        f"(lanes {report['lanes']}, entries {report['entries']}, "
+        f"{report['current_state']} current)",
         f"  pages      {gib('kv_bytes')}  {report['pages']} pages, {report['kv_tokens']} tokens of "
         f"{report['kv_bytes_per_token']} bytes ({report['kv_dtype']})",
         f"  left       {gib('left_bytes')}",
+        f"with every lane at its full context, {report['kept_tokens']} tokens of pages are left for "
+        "sequences at rest",
     ]
     if report["fits"]:
         lines.append(f"fits, with a context of {report['max_context_tokens']} tokens")
