@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvreg_kernels.unit_length import inverse_length
+from kvreg_kernels.unit_length import length
 
 EPSILON = 1e-6
 """Added to the squared length of queries and keys, as in the published kernels."""
@@ -19,10 +19,9 @@ def recurrent_gated_delta_rule(
     value_heads, v_size = v.shape[2:]
     rows = batch * value_heads
     qk = qk.to(state.dtype).view(batch, 2, heads, 1, k_size)
-    # The product also repeats each key head for the value heads that share it.
-    unit = qk * inverse_length(qk, EPSILON).expand(-1, -1, -1, value_heads // heads, -1)
-    q, k = unit.view(batch, 2, value_heads, k_size).unbind(1)
-    q, k = q.reshape(rows, 1, k_size), k.reshape(rows, 1, k_size)
+    # The division also repeats each key head for the value heads that share it.
+    unit = qk / length(qk, EPSILON).expand(-1, -1, -1, value_heads // heads, -1)
+    q, k = unit[:, 0].reshape(rows, 1, k_size), unit[:, 1].reshape(rows, 1, k_size)
 
     state.mul_(log_decay.to(state.dtype).exp().view(batch, value_heads, 1, 1))
     memory = state.view(rows, k_size, v_size)

@@ -92,14 +92,12 @@ class Attention:
             [T, heads * head_dim].
         """
         tokens, context = queries.shape[0], kv.shape[1]
-        keys, values = kv.to(queries.dtype).chunk(2)
+        keys, values = kv[: self.kv_heads].to(queries.dtype), kv[self.kv_heads :].to(queries.dtype)
         group = (self.kv_heads, self.heads // self.kv_heads)
         if tokens == 1:
-            # The query heads that share a key head are the rows of one product.
-            rows = queries.view(1, *group, self.head_dim)
-            return F.scaled_dot_product_attention(rows, keys[None], values[None], scale=1.0).view(
-                1, -1
-            )
+            rows = queries.view(*group, self.head_dim)
+            weights = torch.bmm(rows, keys.mT).softmax(-1)
+            return torch.bmm(weights, values).view(1, -1)
         grouped = queries.view(tokens, *group, self.head_dim).permute(
             1, 2, 0, 3
         )  # [KV heads, group, T, D]

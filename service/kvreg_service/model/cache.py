@@ -13,15 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.model.config import ModelConfig
-
-PAGE_TOKENS = 64
-"""Tokens per KV page."""
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of recurrent states, the residual stream and sums: fp32, for fp64 weights fp64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+from kvreg_service.model.precision import accumulation_dtype
 
 
 class StateSlots:
@@ -145,6 +139,7 @@ class KVPages:
 
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv
+        self.layers = kv.unbind()
 
     @classmethod
     def allocate(
@@ -201,7 +196,7 @@ class KVPages:
         Shapes:
             rows [N] int64; kv [N, 2 * KV heads, head_dim], key heads first.
         """
-        self.kv[layer].index_copy_(1, rows, kv.transpose(0, 1).to(self.kv.dtype))
+        self.layers[layer].index_copy_(1, rows, kv.transpose(0, 1).to(self.kv.dtype))
 
     def read(self, layer: int, context: KVContext) -> Tensor:
         """Returns [2 * KV heads, num_tokens, head_dim]: a view when the rows are one run.
@@ -209,7 +204,7 @@ class KVPages:
         Effects:
             None; rows behind the last token are never part of the result.
         """
-        rows = self.kv[layer]
+        rows = self.layers[layer]
         if context.pages is None:
             assert context.first_row is not None
             return rows.narrow(1, context.first_row, context.num_tokens)

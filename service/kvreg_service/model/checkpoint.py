@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvreg_service.core.errors import CheckpointError
-from kvreg_service.model.cache import accumulation_dtype
 from kvreg_service.model.config import ModelConfig
+from kvreg_service.model.precision import accumulation_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from kvreg_service.core.errors import CheckpointError
 
 LayerKind = Literal["linear_attention", "full_attention"]
 _LAYER_KINDS = ("linear_attention", "full_attention")
-_MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
+_MODEL_TYPE = "qwen3_5_text"
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,15 @@ class ModelConfig:
         text = raw.get("text_config", raw)
         if not isinstance(text, Mapping):
             raise CheckpointError("text_config is not an object", problems=("text_config",))
-        fields = _Fields(text)
-        if raw.get("model_type") not in _MODEL_TYPES:
+        fields = _Fields({**text, **_outer_fields(raw)})
+        if text.get("model_type") != _MODEL_TYPE:
             fields.problems.append(
-                f"model_type is {raw.get('model_type')!r}, expected one of {_MODEL_TYPES}"
+                f"model_type is {text.get('model_type')!r}, expected {_MODEL_TYPE!r}"
             )
         if fields.value("hidden_act", "silu") not in ("silu", "swish"):
             fields.problems.append(f"hidden_act is {text['hidden_act']!r}, expected 'silu'")
         if fields.value("attn_output_gate", True) is not True:
             fields.problems.append("attn_output_gate is false; only gated attention is supported")
-        tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
         rope = _rope_fields(text, fields.problems)
         config = cls(
             vocab_size=fields.positive_int("vocab_size", 248320),
@@ -106,7 +105,7 @@ class ModelConfig:
             rope_theta=rope.positive_float("rope_theta", 10000.0),
             partial_rotary_factor=rope.positive_float("partial_rotary_factor", 0.25),
             max_position_embeddings=fields.positive_int("max_position_embeddings", 32768),
-            tie_word_embeddings=bool(tied),
+            tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
             mtp_num_hidden_layers=fields.natural_int("mtp_num_hidden_layers", 0),
         )
         problems = fields.problems + rope.problems
@@ -144,6 +143,11 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """Leading dimensions of each attention head that are rotated; even."""
         return 2 * -(-int(self.head_dim * self.partial_rotary_factor) // 2)
+
+
+def _outer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a multimodal configuration says outside ``text_config`` about the text model."""
+    return {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
 
 
 def _rope_fields(text: Mapping[str, Any], problems: list[str]) -> _Fields:

@@ -20,6 +20,7 @@ class FeedForward:
         self, config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device
     ) -> None:
         self.input_epsilon = config.hidden_size * config.rms_norm_eps
+        self.sizes = (config.intermediate_size, config.intermediate_size)
         self.gate_up = Projection.fused(
             [weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]],
             device,
@@ -29,5 +30,6 @@ class FeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns what is added to the residual stream. Shapes: x [N, hidden], result the same."""
-        gate, up = self.gate_up(unit_length(x, self.input_epsilon)).chunk(2, dim=-1)
+        gate_up = self.gate_up(unit_length(x, self.input_epsilon))
+        gate, up = torch.split_with_sizes(gate_up, self.sizes, dim=-1)
         return self.down(F.silu(gate) * up)

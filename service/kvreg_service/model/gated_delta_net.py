@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kvreg_kernels.gated_delta_rule import gated_delta_rule
 from kvreg_kernels.unit_length import unit_length
-from kvreg_service.model.cache import accumulation_dtype
 from kvreg_service.model.config import ModelConfig
+from kvreg_service.model.precision import accumulation_dtype
 from kvreg_service.model.projection import Projection
 from kvreg_service.model.step import Step
 

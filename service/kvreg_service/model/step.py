@@ -36,8 +36,8 @@ class Rotation:
     def apply_(self, x: Tensor) -> None:
         """Rotates the leading dimensions of each head of x [N, heads, head_dim] in place."""
         rotated = x[..., : self.cos.shape[-1]]
-        first, second = rotated.chunk(2, dim=-1)
-        swapped = torch.cat((second, first), dim=-1)
+        half = self.cos.shape[-1] // 2
+        swapped = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
         rotated.mul_(self.cos).addcmul_(swapped, self.sin)
 
 
