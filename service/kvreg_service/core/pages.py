@@ -184,6 +184,20 @@ class PagePool:
         self.release([page], is_kept=False)
         return PageCopy(page, own)
 
+    def recount(
+        self,
+        running_tables: Iterable[Sequence[PageId]],
+        kept_tables: Iterable[Sequence[PageId]],
+    ) -> None:
+        """Set every reference anew from the page tables of all sequences there are."""
+        self._running_refs = self._references_in(running_tables)
+        self._kept_refs = self._references_in(kept_tables)
+        for page in range(self.num_pages):
+            is_free = self.references(PageId(page)) == 0
+            self._is_free[page] = is_free
+            self._is_sealed[page] = self._is_sealed[page] and not is_free
+        self._num_free = sum(self._is_free)
+
     def check_invariants(
         self,
         running_tables: Iterable[Sequence[PageId]],
@@ -198,12 +212,7 @@ class PagePool:
             ("running", self._running_refs, running_tables),
             ("kept", self._kept_refs, kept_tables),
         ):
-            expected = [0] * self.num_pages
-            for table in tables:
-                if len(set(table)) != len(table):
-                    raise InvariantBroken(f"a {name} sequence holds a page twice: {table}")
-                for page in table:
-                    expected[page] += 1
+            expected = self._references_in(tables)
             if expected != refs:
                 wrong = [p for p in range(self.num_pages) if expected[p] != refs[p]]
                 raise InvariantBroken(
@@ -218,6 +227,15 @@ class PagePool:
             raise InvariantBroken(
                 f"{self._num_free} pages are counted free, and {sum(self._is_free)} are"
             )
+
+    def _references_in(self, tables: Iterable[Sequence[PageId]]) -> list[int]:
+        references = [0] * self.num_pages
+        for table in tables:
+            if len(set(table)) != len(table):
+                raise InvariantBroken(f"a sequence holds a page twice: {table}")
+            for page in table:
+                references[page] += 1
+        return references
 
     def _find_run(self, count: int, after: PageId | None, room: int | None) -> int | None:
         wanted = b"\x01" * count

@@ -47,7 +47,20 @@ class Placement:
         self._next_sequence = 0
 
     def admit(self, plan: AdmissionPlan, promised_pages: int, now_s: float) -> list[StateMove]:
-        """Put the plan's request on its lane and return the state moves, in order."""
+        """Put the plan's request on its lane and return the state moves, in order.
+
+        Effects: when anything raises, the pools are consistent and the sequences that the plan
+        names are gone, because nobody will carry out the moves that they rely on.
+        """
+        before, num_events = self._kept_places(), len(self.events)
+        try:
+            return self._admit(plan, promised_pages, now_s)
+        except Exception:
+            del self.events[num_events:]
+            self._abandon(plan, before)
+            raise
+
+    def _admit(self, plan: AdmissionPlan, promised_pages: int, now_s: float) -> list[StateMove]:
         lane = self.lanes[plan.lane]
         moves: list[StateMove] = []
         fork: Sequence | None = None
@@ -164,6 +177,28 @@ class Placement:
         for entry, sequence in self.registry:
             if sequence.has_current and not self.registry.layout.keep_current:
                 raise InvariantBroken(f"entry {entry} claims a current state in drop mode")
+
+    def _abandon(
+        self, plan: AdmissionPlan, before: list[tuple[Sequence, EntryId | None, LaneId | None]]
+    ) -> None:
+        lane = self.lanes[plan.lane]
+        lane.sequence = lane.run = None
+        for entry in {plan.resume.entry if plan.resume else None, *_entries_written(plan)}:
+            if entry is not None and self.registry.find(entry) is not None:
+                self.registry.remove(entry)
+        kept = self.kept()
+        running = [one.sequence for one in self.lanes if one.sequence and one.is_busy]
+        self.pages.recount([s.pages for s in running], [s.pages for s in kept])
+        for sequence, entry, lane_id in before:
+            if not any(sequence is one for one in kept):
+                self.events.append(
+                    self._evicted(sequence, EvictionReason.FAILED, entry=entry, lane=lane_id)
+                )
+
+    def _kept_places(self) -> list[tuple[Sequence, EntryId | None, LaneId | None]]:
+        return [(lane.kept, None, lane.lane_id) for lane in self.lanes if lane.kept] + [
+            (sequence, entry, None) for entry, sequence in self.registry
+        ]
 
     def _announce(self, plan: AdmissionPlan, sequence: Sequence, now_s: float) -> None:
         self.events.append(

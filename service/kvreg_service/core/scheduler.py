@@ -203,7 +203,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
             if self._queue and self._queue[0] is request:
                 self._queue.popleft()
-            self.placement.events.append(Failed(request.request_id, _contained(error)))
+            self.placement.events.append(Failed(request.request_id, _contained("admission", error)))
             return None
         return LanePreparation(request.request_id, tuple(moves))
 
@@ -226,9 +226,10 @@ class Scheduler:
             end = sequence.frontier + count
             try:
                 self.placement.take_pages(sequence, end, run.promised_pages, now_s)
-            except KvregError as error:
-                self.placement.events.append(Failed(run.request.request_id, error))
+            except Exception as error:  # noqa: BLE001 - contained like a failed admission
                 self._release(lane, run, now_s)
+                failed = Failed(run.request.request_id, _contained("taking pages", error))
+                self.placement.events.append(failed)
                 continue
             work.append(self._work(lane, run, sequence, end))
         return work
@@ -330,9 +331,9 @@ def _filled_pages(pages: list[PageId], work: Work) -> list[PageId]:
     return pages[work.start // PAGE_TOKENS : work.end // PAGE_TOKENS]
 
 
-def _contained(error: Exception) -> KvregError:
+def _contained(doing: str, error: Exception) -> KvregError:
     if isinstance(error, KvregError):
         return error
-    failure = RequestFailed(f"admitting the request failed: {error!r}")
+    failure = RequestFailed(f"{doing} failed: {error!r}")
     failure.__cause__ = error
     return failure
