@@ -93,8 +93,8 @@ def describe_plan(report: dict[str, object]) -> str:
         f"  pages      {gib('kv_bytes')}  {report['pages']} pages, {report['kv_tokens']} tokens of "
         f"{report['kv_bytes_per_token']} bytes ({report['kv_dtype']})",
         f"  left       {gib('left_bytes')}",
-        f"with every lane at its full context, {report['kept_tokens']} tokens of pages are left for "
-        "sequences at rest",
+        f"with every lane at its full context, pages for {report['kept_tokens']} tokens are left "
+        "for sequences at rest",
     ]
     if report["fits"]:
         lines.append(f"fits, with a context of {report['max_context_tokens']} tokens")
