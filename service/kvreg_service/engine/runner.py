@@ -93,6 +93,7 @@ class ModelRunner:
         try:
             for move in plan.preparation.moves:
                 self._move(move)
+            result.is_prepared = True
         except Exception as error:  # noqa: BLE001 - contained to the request that is prepared
             result.failed[plan.preparation.request_id] = _contained("preparing", error)
         result.prepare_s = time.perf_counter() - start_s
