@@ -34,10 +34,12 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: The address is not one of this machine, or the port is taken.
     """
-    family, _, _, _, address = socket.getaddrinfo(
+    family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off only where the socket names its protocol; left on, it
+    # holds the last bytes of an answer back for 40 ms.
+    listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
