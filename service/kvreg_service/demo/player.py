@@ -1,0 +1,89 @@
+"""Plays a story against an engine and notes what each request reused.
+
+Owns the way from a step's messages to its row. It judges nothing; that is ``verdict``'s business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.core.errors import InvariantBroken
+from kvreg_service.demo.story import AnswerTo, Message, Step, Story
+from kvreg_service.engine.interface import (
+    EngineProtocol,
+    Finished,
+    GenerationRequest,
+    Started,
+    TextDelta,
+)
+
+MAX_ANSWER_TOKENS = 48
+"""Right answers of the bundled model are shorter; a wrong one need not be waited for."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one request reused and answered."""
+
+    step: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    path: str
+    attach: str
+    ttft_s: float
+    completion_tokens: int
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the answer's text, as hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+async def play(story: Story, engine: EngineProtocol, builder: PromptBuilder) -> tuple[Row, ...]:
+    """Send the requests of a story one after the other and return a row for each."""
+    rows: list[Row] = []
+    for step in story.steps:
+        answers = {row.step: row.text for row in rows}
+        messages = [_as_sent(message, answers) for message in step.messages]
+        prompt = builder.build(Conversation(messages))
+        request = GenerationRequest(f"{story.name}/{step.name}", prompt, MAX_ANSWER_TOKENS)
+        rows.append(await _ask(step, engine, request))
+    return tuple(rows)
+
+
+def _as_sent(message: Message, answers: dict[str, str]) -> dict[str, str]:
+    if isinstance(message, AnswerTo):
+        return {"role": "assistant", "content": answers[message.step]}
+    return {"role": message.role, "content": message.text}
+
+
+async def _ask(step: Step, engine: EngineProtocol, request: GenerationRequest) -> Row:
+    started: Started | None = None
+    finished: Finished | None = None
+    text = ""
+    async for event in engine.generate(request):
+        match event:
+            case Started():
+                started = event
+            case TextDelta():
+                text += event.text
+            case Finished():
+                finished = event
+    if started is None or finished is None:
+        raise InvariantBroken(f"request {request.request_id} ended without its first or last event")
+    return Row(
+        step=step.name,
+        prompt_tokens=started.prompt_tokens,
+        cached_tokens=started.cached_tokens,
+        computed_tokens=started.computed_tokens,
+        path=started.reuse_path,
+        attach=started.attach,
+        ttft_s=finished.timings.ttft_s,
+        completion_tokens=finished.completion_tokens,
+        text=text,
+    )

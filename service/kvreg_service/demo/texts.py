@@ -1,0 +1,59 @@
+"""What is said in the stories, drawn from the grammar that the bundled model was trained on.
+
+A seed makes the same texts again; another seed makes sessions that share no prefix with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from kvreg_service.reference_model.training.fact_exchanges import ask_from_turns, tell
+from kvreg_service.reference_model.training.facts import draw_facts, personal_fact
+from kvreg_service.reference_model.training.notes import draw_notes
+from kvreg_service.reference_model.training.side_requests import review_action
+
+SESSION_NOTES_TOKENS = 1080
+"""By the grammar's own rough count; whole prompts of sessions have about 1,000 tokens."""
+
+LONG_REVIEW_NOTES_TOKENS = 280
+
+
+@dataclass(frozen=True)
+class SessionText:
+    """A session: project notes, two facts that the user tells, and a question for each."""
+
+    notes: str
+    told: str
+    asked: str
+    value: str
+    """What a right answer to ``asked`` contains."""
+    asked_next: str
+
+    @property
+    def title_request(self) -> str:
+        """What a client sends to name the session."""
+        return f"Write a title for this conversation:\nUser: {self.told}"
+
+
+def draw_session(rng: Random) -> SessionText:
+    """A session of about 1,000 tokens."""
+    notes, noted = draw_notes(rng, SESSION_NOTES_TOKENS)
+    facts = draw_facts(rng, 2, personal_fact, [fact.key for fact in noted])
+    return SessionText(
+        notes=notes,
+        told=tell(rng, facts)[0].content,
+        asked=ask_from_turns(rng, facts[0])[0].content,
+        value=facts[0].value,
+        asked_next=ask_from_turns(rng, facts[1])[0].content,
+    )
+
+
+def draw_review(rng: Random) -> str:
+    """A permission review in one message."""
+    return review_action(rng)[0].content
+
+
+def draw_review_notes(rng: Random) -> str:
+    """The system prompt of a permission review of about 320 tokens."""
+    return draw_notes(rng, LONG_REVIEW_NOTES_TOKENS)[0]
