@@ -50,11 +50,9 @@ class EchoIndex:
         start = len(ids)
         while start > 0 and not self._tokenizer.is_added(ids[start - 1]):
             start -= 1
-        num_prompt = len(ids)
         ids.extend(output_ids)
         for first, last in self._segments(ids, start):
-            if last > num_prompt:
-                self._record_segment(ids, first, last)
+            self._record_segment(ids, first, last)
 
     def find(self, segment: str, before: array[int]) -> array[int] | None:
         """The recorded tokens of ``segment`` behind the tokens ``before``, or None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,9 +15,9 @@ from kvreg_service.chat.prompt import PromptBuilder
 from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
 
-# The machine that runs the tests may be busy; pytest's own time limit remains.
-settings.register_profile("without_deadline", deadline=None)
-settings.load_profile("without_deadline")
+# The machine that runs the tests may be busy: pytest's own time limit is the only one.
+settings.register_profile("chat", deadline=None, max_examples=50)
+settings.load_profile("chat")
 
 _CHATML = """\
 {%- for m in messages %}
@@ -60,6 +61,15 @@ BuilderOf = Callable[[str], PromptBuilder]
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     return Path(kvreg_service.reference_model.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def oracle(model_path: Path) -> Any:
+    """The tokenizer and template as transformers reads them."""
+    # Imported only where it is asked for: it takes seconds.
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path)
 
 
 @pytest.fixture(scope="session")

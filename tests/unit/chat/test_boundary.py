@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from kvreg_service.chat.boundary import Boundary
 from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.prompt import ChatPrompt, PromptBuilder
+from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
 from kvreg_service.core.errors import InvalidRequest
 
 BuilderOf = Callable[[str], PromptBuilder]
+TemplateOf = Callable[[str], ChatTemplate]
 Message = dict[str, object]
 
 _SWITCHES = [
@@ -110,6 +113,17 @@ def test_a_template_that_forgets_the_past_has_only_its_common_head(builder_of: B
 
 def test_a_template_that_changes_its_first_token_has_none(builder_of: BuilderOf) -> None:
     assert _build(builder_of("counts_messages"), [_user()]).boundary == Boundary(None, None)
+
+
+@pytest.mark.parametrize("phrase", ["Quite", "Quite so", "77", "77 of them", "Sure, "])
+def test_a_phrase_that_only_the_prompt_has_is_not_stable(
+    tokenizer: Tokenizer, template_of: TemplateOf, phrase: str
+) -> None:
+    source = template_of("chatml").source
+    template = ChatTemplate(f"{source}{{% if add_generation_prompt %}}{phrase}{{% endif %}}")
+    prompt = _build(PromptBuilder(tokenizer, template, EchoIndex(tokenizer)), [_user()])
+    stable = tokenizer.decode(prompt.token_ids[: prompt.boundary.turn])
+    assert stable.endswith("<|im_start|>assistant\n")
 
 
 def test_a_refused_probe_means_none_and_no_error(builder_of: BuilderOf) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,11 +26,6 @@ _ROLE = st.sampled_from(["system", "user", "assistant", "tool"])
 _MESSAGES = st.lists(
     st.fixed_dictionaries({"role": _ROLE, "content": st.text(max_size=10)}), min_size=1, max_size=6
 )
-
-
-@pytest.fixture(scope="module")
-def oracle(model_path: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(model_path)
 
 
 @given(messages=_MESSAGES, enable_thinking=st.booleans())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,11 +36,6 @@ _MESSAGE = st.one_of(
         optional={"reasoning_content": _TEXT, "tool_calls": st.lists(_CALL, max_size=2)},
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def oracle(model_path: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(model_path)
 
 
 @pytest.fixture(scope="module")

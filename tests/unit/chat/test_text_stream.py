@@ -74,6 +74,11 @@ def test_the_answer_ends_before_the_first_completed_stop_string(
     )
 
 
+def test_one_token_may_complete_two_stop_strings(tokenizer: Tokenizer) -> None:
+    (token_id,) = tokenizer.encode(" the")
+    assert TextStream(tokenizer, [" the", "h"]).push(token_id).text == " t"
+
+
 def test_what_may_become_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, ["END"])
     texts = [stream.push(token_id).text for token_id in tokenizer.encode_segment("xE")]
