@@ -235,11 +235,10 @@ def _list_tensors(path: Path) -> dict[str, StoredTensor]:
 
 def _plain_name(stored_name: str) -> str:
     """Drops the prefix that depends on how the checkpoint was exported."""
-    name = stored_name.removeprefix("model.") if ".mtp." in stored_name else stored_name
     for prefix in _PREFIXES:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
+        if stored_name.startswith(prefix):
+            return stored_name.removeprefix(prefix)
+    return stored_name
 
 
 def _read(

@@ -18,7 +18,7 @@ from kvreg_service.model.config import ModelConfig
 from kvreg_service.model.feed_forward import FeedForward
 from kvreg_service.model.gated_delta_net import GatedDeltaNet
 from kvreg_service.model.projection import Projection
-from kvreg_service.model.step import Step
+from kvreg_service.model.step import Step, rotary_frequencies
 
 
 class HybridModel:
@@ -39,10 +39,7 @@ class HybridModel:
         self.device = device
         self.dtype = weights["embed_tokens.weight"].dtype
         self.embedding = weights.pop("embed_tokens.weight").to(device)
-        half = config.rotary_dim // 2
-        # In fp32 as in transformers, so that long positions give the same angles.
-        exponents = torch.arange(half, dtype=torch.float32, device=device) * 2 / (2 * half)
-        self.frequencies = 1.0 / config.rope_theta**exponents
+        self.frequencies = rotary_frequencies(config, device)
         self.layers: list[tuple[GatedDeltaNet | Attention, FeedForward]] = []
         counts = {"linear_attention": 0, "full_attention": 0}
         for number, kind in enumerate(config.layer_types):

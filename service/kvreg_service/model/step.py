@@ -12,6 +12,18 @@ import torch
 from torch import Tensor
 
 from kvreg_service.model.cache import KVContext, KVPages, StateBatch, StateSlots
+from kvreg_service.model.config import ModelConfig
+
+
+def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+    """Returns the angle per position of each rotated pair of dimensions, [rotary_dim / 2].
+
+    In fp32 whatever the weights, as in transformers: far positions must give the same angles.
+    """
+    # An odd size still divides by itself; only the number of pairs is rounded up.
+    size = int(config.head_dim * config.partial_rotary_factor)
+    exponents = torch.arange(0, size, 2, device=device).to(torch.float32) / size
+    return 1.0 / config.rope_theta**exponents
 
 
 @dataclass(frozen=True)
