@@ -96,12 +96,13 @@ class _Linear(torch.autograd.Function):
         return _onednn_linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
         grad_x = _onednn_linear(grad, weight.t().contiguous())
-        grad_weight = grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-        return grad_x, grad_weight
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
+        return grad_x, grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
 def _onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
