@@ -44,8 +44,8 @@ class Oracle:
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         # Its notes on missing fast kernels and its progress bars would break up ours.
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
