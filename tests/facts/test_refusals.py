@@ -1,0 +1,70 @@
+"""What is refused before anything is allocated, and what never yields another entry's state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvreg_service.core.errors import ConfigurationError, CurrentSlotDropped, DoesNotFit
+from kvreg_service.core.ids import EntryId
+from kvreg_service.core.slots import SlotLayout
+from kvreg_service.demo.run import BASE_OPTIONS
+from kvreg_service.engine.build import LoadedModel, build_engine
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.engine.reservation import plan_cpu
+
+
+def test_entries_without_prefix_reuse_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="prefix_reuse is false and entries is 1"):
+        replace(BASE_OPTIONS, prefix_reuse=False, entries=1)
+
+
+def test_dropping_the_current_state_of_no_entry_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="current_state is drop and entries is 0"):
+        replace(BASE_OPTIONS, keep_current=False, entries=0)
+
+
+def test_disabled_reuse_without_entries_is_allowed() -> None:
+    assert not replace(BASE_OPTIONS, prefix_reuse=False, entries=0).prefix_reuse
+
+
+@pytest.mark.parametrize("entry", [0, 1])
+def test_dropped_current_slot_raises_and_yields_no_other_slot(entry: int) -> None:
+    layout = SlotLayout(lanes=1, entries=2, keep_current=False)
+
+    with pytest.raises(CurrentSlotDropped, match=f"entry {entry} has no current slot"):
+        layout.entry_current(EntryId(entry))
+
+
+@pytest.mark.parametrize("missing_bytes", [1, 123_456])
+def test_engine_refuses_what_does_not_fit_and_says_by_how_much(
+    loaded: LoadedModel, missing_bytes: int
+) -> None:
+    options = _just_fitting(loaded)
+
+    with pytest.raises(DoesNotFit, match=f"short by {missing_bytes} bytes") as refused:
+        build_engine(replace(options, memory_bytes=options.memory_bytes - missing_bytes), loaded)
+
+    assert refused.value.short_by_bytes == missing_bytes
+
+
+def test_engine_starts_with_exactly_what_it_needs(loaded: LoadedModel) -> None:
+    engine, _ = build_engine(_just_fitting(loaded), loaded)
+    is_ready = engine.is_ready
+    engine.close()
+
+    assert is_ready
+
+
+def test_engine_answers_whether_a_larger_profile_would_fit(loaded: LoadedModel) -> None:
+    engine, _ = build_engine(_just_fitting(loaded), loaded)
+    report = engine.fit(lanes=1, entries=2, keep_current=True)
+    engine.close()
+
+    slot_bytes = plan_cpu(loaded.config, BASE_OPTIONS).demand.slot_bytes
+    assert (report.fits, report.short_by_bytes) == (False, 2 * slot_bytes)
+
+
+def _just_fitting(loaded: LoadedModel) -> EngineOptions:
+    return replace(BASE_OPTIONS, memory_bytes=plan_cpu(loaded.config, BASE_OPTIONS).required_bytes)
