@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import takewhile
+from operator import eq
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import PAGE_TOKENS
@@ -74,18 +77,18 @@ class TokenLedger:
         return True
 
     def common_prefix(self, other: TokenLedger) -> int:
-        """Return how many leading tokens agree. For reports; linear in the pages."""
+        """Return how many leading tokens agree. For reports; logarithmic in the pages."""
         if self.identity != other.identity:
             return 0
-        limit = min(len(self), len(other))
-        position = 0
-        for mine, others in zip(self._digests, other._digests, strict=False):
-            if mine != others:
-                break
-            position += PAGE_TOKENS
-        while position < limit and self.tokens[position] == other.tokens[position]:
-            position += 1
-        return position
+        mine, others = self._digests, other._digests
+        # Chained digests agree up to some page and nowhere behind it.
+        num_equal = bisect_left(
+            range(min(len(mine), len(others))), True, key=lambda page: mine[page] != others[page]
+        )
+        start = num_equal * PAGE_TOKENS
+        # The next page differs or is not whole in one of the two, so the end lies inside it.
+        page = slice(start, start + PAGE_TOKENS)
+        return start + sum(takewhile(bool, map(eq, self.tokens[page], other.tokens[page])))
 
     def _extend_digests(self) -> None:
         data = memoryview(self.tokens)
