@@ -7,7 +7,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import takewhile
-from operator import eq
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import PAGE_TOKENS
@@ -88,7 +87,7 @@ class TokenLedger:
         start = num_equal * PAGE_TOKENS
         # The next page differs or is not whole in one of the two, so the end lies inside it.
         page = slice(start, start + PAGE_TOKENS)
-        return start + sum(takewhile(bool, map(eq, self.tokens[page], other.tokens[page])))
+        return start + sum(takewhile(bool, map(int.__eq__, self.tokens[page], other.tokens[page])))
 
     def _extend_digests(self) -> None:
         data = memoryview(self.tokens)
