@@ -1,0 +1,88 @@
+"""kvreg's engine in this process, without HTTP: prompts in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass, field
+
+from answer import Answer, Messages, decode_rate
+
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.engine.build import LoadedModel, build_engine
+from kvreg_service.engine.interface import Finished, GenerationRequest, Started, TextDelta
+from kvreg_service.engine.options import EngineOptions
+
+
+@dataclass
+class Stream:
+    """The events of one answer, with the asker's clock at each of them."""
+
+    start_s: float
+    token_times_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    started: Started | None = None
+    finished: Finished | None = None
+
+    def answer(self) -> Answer:
+        """Summarise a stream that has ended."""
+        assert self.started is not None, "a stream that has ended has started"
+        assert self.finished is not None, "a stream is summarised when it has ended"
+        timings = self.finished.timings
+        num_tokens = self.finished.completion_tokens
+        client_s = self.token_times_s[-1] - self.token_times_s[0]
+        return Answer(
+            text="".join(self.texts),
+            prompt_tokens=self.started.prompt_tokens,
+            computed_tokens=self.started.computed_tokens,
+            completion_tokens=num_tokens,
+            ttft_s=self.token_times_s[0] - self.start_s,
+            prefill_tokens_per_s=self.started.computed_tokens / timings.prefill_s,
+            decode_tokens_per_s=decode_rate(num_tokens, timings.decode_s),
+            client_decode_tokens_per_s=decode_rate(num_tokens, client_s),
+        )
+
+
+class InProcess:
+    """An engine of its own and the event loop that reads from it. Close it after use."""
+
+    name = "kvreg in process"
+
+    def __init__(self, options: EngineOptions, loaded: LoadedModel | None = None) -> None:
+        self._engine, self._prompts = build_engine(options, loaded)
+        self._runner = asyncio.Runner()
+        self._numbers = itertools.count()
+
+    def close(self) -> None:
+        """End the step loop."""
+        self._engine.close()
+        self._runner.close()
+
+    def ask(self, messages: Messages, max_tokens: int) -> Answer:
+        """Answer greedily and without thinking."""
+        return self.ask_all([messages], max_tokens)[0].answer()
+
+    def ask_all(self, conversations: list[Messages], max_tokens: int) -> list[Stream]:
+        """Ask everything at once and wait for the last answer."""
+
+        async def gather() -> list[Stream]:
+            return await asyncio.gather(*(self._stream(one, max_tokens) for one in conversations))
+
+        return self._runner.run(gather())
+
+    async def _stream(self, messages: Messages, max_tokens: int) -> Stream:
+        stream = Stream(time.perf_counter())
+        prompt = self._prompts.build(Conversation(messages=messages))
+        request = GenerationRequest(f"bench-{next(self._numbers)}", prompt, max_tokens)
+        async for event in self._engine.generate(request):
+            match event:
+                case Started():
+                    stream.started = event
+                case TextDelta():
+                    stream.texts.append(event.text)
+                    if event.num_tokens:
+                        stream.token_times_s.append(time.perf_counter())
+                case Finished():
+                    stream.finished = event
+        return stream

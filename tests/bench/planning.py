@@ -1,0 +1,189 @@
+"""Admission planning at full registries of long sequences. No model: the pure core alone.
+
+R = 64 entries hold sequences of 200,000 tokens that share prefixes of many lengths, so that digests
+agree far into the prompt and many candidates have to be told apart.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from bench_run import BenchRun
+from correctness import RedError
+from report import Section, Table, goal_text
+from samples import Samples
+
+from kvreg_service.core.admission import AdmissionPlanner, AdmissionRules
+from kvreg_service.core.events import ReusePath
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import EntryId, RequestId, pages_for
+from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.request import Request
+from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.value import CostModel, CostPolicy
+
+_LANES = (1, 8)
+_ENTRIES = 64
+_PROMPT_TOKENS = 200_000
+_SIDE_TOKENS = 50
+_BRANCH_AT = 100_000
+_SHARED_STEP_TOKENS = 3_000
+_TAIL_TOKENS = 40
+_VOCABULARY = 150_000
+_SAMPLES_PER_ROUND = 10
+_GOAL_S = 1e-3
+
+_METHOD = f"""\
+Registries of R = {_ENTRIES} entries, full of sequences of {_PROMPT_TOKENS:,} tokens that share
+prefixes of 0 to {(_ENTRIES - 1) * _SHARED_STEP_TOKENS:,} tokens, policy `cost`, exchange on.
+*Return*: a kept sequence comes back with a new tail and swaps places with the lane's. *Branch*: a
+prompt of {_PROMPT_TOKENS:,} tokens that leaves all kept ones at token {_BRANCH_AT:,}, a full reset.
+*Side request*: {_SIDE_TOKENS} tokens. *Plan* is `AdmissionPlanner`, *step* the whole `schedule()`
+call that admits, with its moves of pages. *Digests* is the hashing of the prompt on arrival, which
+happens outside of the step loop."""
+
+_Stages = dict[str, list[float]]
+
+
+def run(bench: BenchRun) -> Section:
+    """Measure each kind of request at each number of lanes."""
+    task = bench.progress.add_task("planning", total=len(_LANES) * (bench.rounds + 1))
+    rows: list[tuple[str, ...]] = []
+    data: dict[str, object] = {}
+    for lanes in _LANES:
+        core = _FullCore(lanes)
+        bench.progress.advance(task)
+        times: dict[str, _Stages] = defaultdict(lambda: defaultdict(list))
+        for _ in range(bench.rounds):
+            for kind, prompts in core.prompts.items():
+                for tokens in prompts(_SAMPLES_PER_ROUND):
+                    for stage, seconds in core.admit(kind, tokens).items():
+                        times[kind][stage].append(seconds)
+            bench.progress.advance(task)
+        for kind, stages in times.items():
+            samples = {stage: Samples.of(values) for stage, values in stages.items()}
+            rows.append((f"C = {lanes}, {kind}", *_cells(samples)))
+            data[f"C={lanes} {kind}"] = {name: one.as_json() for name, one in samples.items()}
+    columns = (
+        "", "plan, ms", "p99", "goal", "step, ms", "p99", "digests, ms",
+    )  # fmt: skip
+    return Section("planning", _METHOD, [Table("Time to admit a request", columns, rows)], data)
+
+
+def _cells(samples: dict[str, Samples]) -> Iterator[str]:
+    plan, step, digests = samples["plan"], samples["step"], samples["digests"]
+    yield plan.text(scale=1e3, digits=2)
+    yield f"{plan.percentile(99) * 1e3:.2f}"
+    yield goal_text(plan.median <= _GOAL_S, "<= 1 ms")
+    yield step.text(scale=1e3, digits=2)
+    yield f"{step.percentile(99) * 1e3:.2f}"
+    yield digests.text(scale=1e3, digits=2)
+
+
+class _FullCore:
+    """A scheduler with a full registry and full lanes, and prompts that find it so."""
+
+    def __init__(self, lanes: int) -> None:
+        self._random = random.Random(lanes)
+        self._shared = self._draw(_PROMPT_TOKENS)
+        self._identity = Identity(b"bench", "default")
+        self._rules = AdmissionRules(CostPolicy(CostModel(slot_bytes=1 << 26, page_bytes=1 << 20)))
+        limits = SchedulerLimits(
+            layout=SlotLayout(lanes, _ENTRIES),
+            num_pages=(lanes + _ENTRIES + 4) * pages_for(_PROMPT_TOKENS + 1_000),
+            max_context_tokens=2 * _PROMPT_TOKENS,
+        )
+        self._scheduler = Scheduler(limits, self._rules, CostModel())
+        self._now_s = 0.0
+        self._num_requests = 0
+        self._next_entry = 0
+        self.prompts: dict[str, Callable[[int], Iterator[array[int]]]] = {
+            "return": self._returning,
+            "branch": self._branching,
+            "side request": self._unrelated,
+        }
+        for index in range(lanes + _ENTRIES):
+            self._fill(self._shared[: index % _ENTRIES * _SHARED_STEP_TOKENS])
+
+    def admit(self, kind: str, tokens: array[int]) -> dict[str, float]:
+        """Plan, admit and finish one request; return the seconds of each stage.
+
+        Raises:
+            RedError: the request reuses what it should not, or does not reuse what it should.
+        """
+        start_s = time.perf_counter()
+        request = self._request(tokens)
+        digests_s = time.perf_counter() - start_s
+        placement = self._scheduler.placement
+        start_s = time.perf_counter()
+        plan = AdmissionPlanner(
+            placement.lanes,
+            placement.registry,
+            self._rules,
+            placement.pages.num_free,
+            self._now_s,
+        ).plan(request)
+        plan_s = time.perf_counter() - start_s
+        expected = ReusePath.RESTORE_TURN_CHECKPOINT if kind == "return" else ReusePath.FULL_RESET
+        if plan is None or plan.reuse_path is not expected:
+            raise RedError(f"a {kind} is planned as {plan.reuse_path if plan else 'not at all'}")
+        return {"digests": digests_s, "plan": plan_s, "step": self._run(request)}
+
+    def _run(self, request: Request) -> float:
+        """Run a request to its end; return the seconds of the call that admitted it."""
+        self._scheduler.submit(request)
+        start_s = time.perf_counter()
+        plan = self._scheduler.schedule(self._now_s)
+        step_s = time.perf_counter() - start_s
+        while True:
+            self._commit(plan)
+            if not self._scheduler.has_work:
+                return step_s
+            plan = self._scheduler.schedule(self._now_s)
+
+    def _commit(self, plan: StepPlan) -> None:
+        sampled = {work.request_id: 1 for work in plan.work if work.samples}
+        self._now_s += 0.01
+        self._scheduler.commit(plan, StepResult(sampled=sampled), self._now_s)
+
+    def _request(self, tokens: array[int]) -> Request:
+        self._num_requests += 1
+        return Request(
+            request_id=RequestId(f"bench-{self._num_requests}"),
+            prompt=TokenLedger(self._identity, tokens),
+            max_tokens=1,
+            arrival_s=self._now_s,
+            boundary=len(tokens) - 4,
+        )
+
+    def _fill(self, shared: array[int]) -> None:
+        self._run(self._request(shared + self._draw(_PROMPT_TOKENS - len(shared))))
+
+    def _returning(self, count: int) -> Iterator[array[int]]:
+        for _ in range(count):
+            sequence = self._scheduler.placement.registry.get(self._take_entry())
+            assert sequence.checkpoint is not None, "every request here captures one"
+            known = sequence.ledger.tokens[: sequence.checkpoint.position]
+            yield known + self._draw(_TAIL_TOKENS)
+
+    def _branching(self, count: int) -> Iterator[array[int]]:
+        for _ in range(count):
+            yield self._shared[:_BRANCH_AT] + self._draw(_PROMPT_TOKENS - _BRANCH_AT)
+
+    def _unrelated(self, count: int) -> Iterator[array[int]]:
+        for _ in range(count):
+            yield self._draw(_SIDE_TOKENS)
+
+    def _take_entry(self) -> EntryId:
+        kept = [entry for entry, _ in self._scheduler.placement.registry]
+        self._next_entry += 1
+        return kept[self._next_entry % len(kept)]
+
+    def _draw(self, count: int) -> array[int]:
+        return array("i", self._random.choices(range(_VOCABULARY), k=count))
