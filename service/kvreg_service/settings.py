@@ -24,8 +24,8 @@ from pydantic_settings.sources import InitSettingsSource
 
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
+from kvreg_service.setting_names import ENV_PREFIX, environment_name, flag_name
 
-ENV_PREFIX = "KVREG_"
 # Names of the test harnesses; they share the prefix and are no settings.
 FOREIGN_ENV_PREFIXES = ("KVREG_TEST_", "KVREG_CLUSTER_")
 # Kubernetes puts these into every pod beside a Service called "kvreg".
@@ -236,6 +236,8 @@ def require_servable(settings: Settings) -> None:
         ConfigurationError: Names every setting that no code stands behind so far.
     """
     missing = []
+    if not settings.model.is_dir():
+        missing.append(f"model = {settings.model}: a folder with weights is needed, not its config")
     if settings.device == "cuda":
         missing.append("device = cuda: the model runs on the CPU only so far")
     if settings.tp > 1:
@@ -247,16 +249,6 @@ def require_servable(settings: Settings) -> None:
     if missing:
         lines = "".join(f"\n  {line}" for line in missing)
         raise ConfigurationError(f"planned with `kvreg plan`, but not served yet:{lines}")
-
-
-def environment_name(field_name: str) -> str:
-    """Return the environment variable of a setting."""
-    return ENV_PREFIX + field_name.upper()
-
-
-def flag_name(field_name: str) -> str:
-    """Return the command line flag of a setting."""
-    return "--" + field_name.replace("_", "-")
 
 
 def _find_unknown_environment_names() -> list[Problem]:

@@ -22,7 +22,7 @@ from kvreg_service.chat.boundary import Boundary
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.messages import normalize_messages
 from kvreg_service.chat.prompt import ChatPrompt, Tail
-from kvreg_service.core.errors import Draining, KvregError, SessionNotFound
+from kvreg_service.core.errors import Draining, EngineDown, KvregError, SessionNotFound
 from kvreg_service.engine.interface import (
     Attach,
     EffectiveProfile,
@@ -140,6 +140,7 @@ class FakeEngine:
     kept_entries: set[int] = field(default_factory=lambda: {0})
     num_running: int = 0
     _idle: Gate = field(default_factory=Gate)
+    _end: Gate = field(default_factory=Gate)
 
     @property
     def is_ready(self) -> bool:
@@ -156,7 +157,7 @@ class FakeEngine:
         outcome: Outcome = "cancelled"
         try:
             for before in script.before:
-                await _pass(before)
+                await self._pass(before)
             yield _started(request, script)
             num_tokens = 0
             for step in script.steps:
@@ -164,7 +165,7 @@ class FakeEngine:
                     num_tokens += 1
                     yield TextDelta(step, 1)
                 else:
-                    await _pass(step)
+                    await self._pass(step)
             outcome = "finished"
             if script.has_end:
                 yield Finished(script.finish_reason, num_tokens, FAKE_TIMINGS)
@@ -221,19 +222,25 @@ class FakeEngine:
         return True
 
     def close(self) -> None:
-        """Note that the end was asked for."""
+        """Fail what waits at a gate."""
         self.is_closed = True
+        self._end.open()
+
+    async def _pass(self, step: Gate | Exception) -> None:
+        if isinstance(step, Exception):
+            raise step
+        waits = [asyncio.ensure_future(gate.wait()) for gate in (step, self._end)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self.is_closed:
+            raise EngineDown("the engine was closed while the request ran")
 
     def _open_when_drained(self) -> None:
         if self.is_draining and self.num_running == 0:
             self._idle.open()
-
-
-async def _pass(step: Gate | Exception) -> None:
-    if isinstance(step, Gate):
-        await step.wait()
-    else:
-        raise step
 
 
 def _started(request: GenerationRequest, script: Script) -> Started:

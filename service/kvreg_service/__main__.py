@@ -1,0 +1,110 @@
+"""The program: builds every part and hands it to the next. The one place that does so.
+
+Owns the order of a start and of an end. What a part does is written in the part.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from kvreg_service.cli import Commands, build_cli
+from kvreg_service.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kvreg_service.settings import Settings
+
+_logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Run the command line."""
+    build_cli(Commands(serve=serve, plan=plan, demo=demo))()
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal ends it.
+
+    Effects: prints the address as the first line, then logs to standard output.
+
+    Raises:
+        ConfigurationError: The settings cannot be served; nothing has been printed yet.
+    """
+    from kvreg_service.api.server import url_of
+    from kvreg_service.composition import engine_options
+    from kvreg_service.engine.reservation import plan_cpu
+    from kvreg_service.log_format import install_json_log
+    from kvreg_service.model.config import ModelConfig
+    from kvreg_service.settings import require_servable
+
+    require_servable(settings)
+    plan_cpu(ModelConfig.from_path(settings.model), engine_options(settings)).require_fit()
+    signal.signal(signal.SIGTERM, _end_before_serving)
+    with _listen(settings) as listener:
+        sys.stdout.write(f"{url_of(listener)}\n")
+        sys.stdout.flush()
+        install_json_log(settings.log_level)
+        _serve_on(listener, settings)
+
+
+def plan(settings: Settings, weight_format: str, as_json: bool) -> tuple[str, bool]:
+    """Return the memory report and whether the profile fits."""
+    from kvreg_service.memory_report import build_report
+
+    report = build_report(settings, weight_format)
+    return (report.as_json() if as_json else report.as_text()), report.plan.fits
+
+
+def demo() -> None:
+    """Play the demonstration."""
+    importlib.import_module("kvreg_service.demo").run_demo()
+
+
+def _serve_on(listener: socket.socket, settings: Settings) -> None:
+    from kvreg_service.api.app import create_app
+    from kvreg_service.api.sampling_defaults import read_sampling_defaults
+    from kvreg_service.api.server import DrainingServer, url_of
+    from kvreg_service.composition import engine_options
+    from kvreg_service.engine.build import build_engine
+    from kvreg_service.model.config import ModelConfig
+
+    engine, prompt_builder = build_engine(engine_options(settings))
+    try:
+        app = create_app(
+            engine,
+            prompt_builder,
+            settings,
+            sampling_defaults=read_sampling_defaults(settings.model),
+            vocab_size=ModelConfig.from_path(settings.model).vocab_size,
+        )
+        server = DrainingServer(app, engine, drain_timeout_s=settings.drain_timeout_s)
+        _logger.info("serving", extra={"fields": {"url": url_of(listener)}})
+        server.run([listener])
+    finally:
+        engine.close()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    from kvreg_service.api.server import listen
+
+    try:
+        return listen(settings.host, settings.port)
+    except OSError as err:
+        raise ConfigurationError(
+            f"host = {settings.host}, port = {settings.port}: cannot listen there: {err.strerror}"
+        ) from err
+
+
+def _end_before_serving(_number: int, _frame: FrameType | None) -> None:
+    # As process 1 of a container the default would be to ignore the signal until the model is
+    # loaded. Nothing runs yet that could be drained.
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()

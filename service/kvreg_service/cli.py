@@ -1,0 +1,183 @@
+"""The command line: ``kvreg serve``, ``kvreg plan``, ``kvreg demo``.
+
+Owns the names of commands and options, the exit status and how errors are shown. What the commands
+do is handed in by ``__main__``. Nothing heavy is imported before a command runs, so that ``--help``
+answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.setting_names import flag_name
+
+if TYPE_CHECKING:
+    from kvreg_service.settings import Settings
+
+STATUS_INVALID = 2
+STATUS_DOES_NOT_FIT = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What the commands do. ``plan`` returns its text and whether the profile fits."""
+
+    serve: Callable[[Settings], None]
+    plan: Callable[[Settings, str, bool], tuple[str, bool]]
+    demo: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting on the command line. Without a metavar it is a switch with a ``--no-`` form."""
+
+    name: str
+    metavar: str | None
+    help: str
+
+
+OPTIONS = (
+    Option("host", "ADDRESS", "Address to listen on. [127.0.0.1]"),
+    Option("port", "N", "Port; 0 takes a free one. [8000]"),
+    Option("served_model_name", "NAME", "Model id of the API; by default the folder's name."),
+    Option("lanes", "C", "Requests that run at once. [1]"),
+    Option("entries", "R", "Displaced sequences that are kept. [1]"),
+    Option("current_state", "keep|drop", "Whether entries keep the frontier state. [keep]"),
+    Option("exchange", None, "Whether a returning sequence swaps places with another. [on]"),
+    Option("eviction", "NAME", "Which kept sequence goes first: cost, or none. [cost]"),
+    Option("prefix_reuse", None, "Whether a prompt may reuse what is kept. [on]"),
+    Option("max_context", "TOKENS", "Prompt and answer together; by default what fits."),
+    Option("device", "cpu|cuda", "Where the model runs. [cpu]"),
+    Option("tp", "N", "Cards that share one model. [1]"),
+    Option("mtp", "K", "Tokens drafted per decode round. [0]"),
+    Option("kv_dtype", "auto|fp32|fp16|int8", "Precision of keys and values. [auto]"),
+    Option("memory_gib", "G", "On the CPU: memory for states, keys and values. [1]"),
+    Option("gpu_memory_gib", "G", "On cards: memory of one card; by default what it has."),
+    Option("kv_pages", "N", "Pages of keys and values; by default what fits."),
+    Option("prefill_chunk_tokens", "N", "Prompt tokens of one step. [512]"),
+    Option("threads", "N", "Threads of the model on the CPU. [1]"),
+    Option("queue_limit", "N", "Requests that wait for a lane. [64]"),
+    Option("queue_timeout_s", "S", "Longest wait for a lane. [60]"),
+    Option("drain_timeout_s", "S", "Time to finish at the end. [30]"),
+    Option("max_body_bytes", "N", "Longest request body. [33554432]"),
+    Option("profile", "NAME", "Name of the mounted profile."),
+    Option("log_level", "LEVEL", "debug, info, warning or error. [info]"),
+    Option("config_file", "FILE", "JSON or TOML file of settings."),
+)
+
+_PLAN_NAMES = (
+    "lanes", "entries", "current_state", "max_context", "device", "tp", "mtp", "kv_dtype",
+    "memory_gib", "gpu_memory_gib", "kv_pages", "config_file",
+)  # fmt: skip
+PLAN_OPTIONS = (
+    Option("model", "PATH", "Model folder, or its config.json; by default the bundled one."),
+    *(option for option in OPTIONS if option.name in _PLAN_NAMES),
+)
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(help="Model folder; by default the bundled one.", show_default=False),
+]
+WeightFormatOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Weights on cards: fp32, fp16, nvfp4-mixed, or auto, which reads the config.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def build_cli(commands: Commands) -> typer.Typer:
+    """Build the command line around what its commands do."""
+    app = typer.Typer(
+        name="kvreg",
+        help="Serve hybrid chat models whose sessions survive the side requests between turns.",
+        epilog="Every option is also KVREG_OPTION in the environment and a key of --config.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+    def serve(model: ModelArgument = None, **flags: object) -> None:
+        """Serve a model over HTTP; without MODEL the bundled one.
+
+        The first line on standard output is the address. The log follows as JSON lines.
+        """
+        _run(lambda: commands.serve(_load({"model": model, **flags})))
+
+    def plan(
+        weight_format: WeightFormatOption = "auto", as_json: AsJson = False, **flags: object
+    ) -> None:
+        """Say what a profile needs and what is left. Ends with status 1 when it does not fit.
+
+        Nothing is loaded: the model's config.json is enough.
+        """
+        text, fits = _run(lambda: commands.plan(_load(flags), weight_format, as_json))
+        typer.echo(text)
+        if not fits:
+            raise typer.Exit(STATUS_DOES_NOT_FIT)
+
+    def demo() -> None:
+        """Play conversations with side requests in between and show what was computed again."""
+        _run(commands.demo)
+
+    app.command()(_with_options(serve, OPTIONS))
+    app.command()(_with_options(plan, PLAN_OPTIONS))
+    app.command()(demo)
+    return app
+
+
+def _with_options(command: Callable[..., None], options: Sequence[Option]) -> Callable[..., None]:
+    """Give ``command`` one keyword per option in place of its ``**flags``, for typer to read."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_annotation(option),
+        )
+        for option in options
+    ]
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=p.KEYWORD_ONLY) for p in own] + added
+    )
+    command.__annotations__ |= {p.name: p.annotation for p in added}
+    return command
+
+
+def _annotation(option: Option) -> Any:
+    flag = flag_name(option.name)
+    if option.metavar is None:
+        switch = typer.Option(
+            f"{flag}/--no-{flag.removeprefix('--')}", help=option.help, show_default=False
+        )
+        return Annotated[bool | None, switch]
+    # Values stay text: the settings check them all and report every wrong one together.
+    value = typer.Option(flag, metavar=option.metavar, help=option.help, show_default=False)
+    return Annotated[str | None, value]
+
+
+def _load(flags: dict[str, object]) -> Settings:
+    from kvreg_service.settings import load_settings
+
+    return load_settings(flags)
+
+
+def _run(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except ConfigurationError as err:
+        typer.echo(f"kvreg: {err.message}", err=True)
+        raise typer.Exit(STATUS_INVALID) from err

@@ -1,0 +1,119 @@
+"""The end of a server: signals drain the engine, and answers under way are not cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from kvreg_service.api.server import DrainingServer, listen, url_of
+from kvreg_service.testing import FakeEngine, Gate, Script
+
+pytestmark = pytest.mark.anyio
+URL = "/v1/chat/completions"
+
+
+@dataclass
+class Serving:
+    """A server in this process and loop, and a client of it."""
+
+    client: httpx.AsyncClient
+    ended: asyncio.Task[None]
+
+    def signal(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def drain_timeout_s() -> float:
+    return 30.0
+
+
+@pytest.fixture
+async def serving(
+    app: FastAPI, engine: FakeEngine, drain_timeout_s: float
+) -> AsyncIterator[Serving]:
+    listener = listen("127.0.0.1", 0)
+    server = DrainingServer(app, engine, drain_timeout_s=drain_timeout_s)
+    ended = asyncio.ensure_future(server.serve([listener]))
+    async with httpx.AsyncClient(base_url=url_of(listener)) as client:
+        await client.get("/livez")
+        yield Serving(client, ended)
+    if not ended.done():
+        server.should_exit = True
+    await ended
+
+
+async def test_signal_ends_an_idle_server(serving: Serving, engine: FakeEngine) -> None:
+    serving.signal()
+    await asyncio.wait_for(serving.ended, 10)
+    assert engine.is_draining
+
+
+async def test_answer_under_way_is_finished_before_the_end(
+    serving: Serving, engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    gate = Gate()
+    engine.scripts = [Script(steps=["Hel", gate, "lo"])]
+    answer = asyncio.ensure_future(serving.client.post(URL, json=body | {"stream": True}))
+    await asyncio.to_thread(gate.wait_until_reached)
+    serving.signal()
+    refused = await serving.client.get("/readyz")
+    gate.open()
+    text = (await answer).text
+    await asyncio.wait_for(serving.ended, 10)
+    assert refused.status_code == 503
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_draining_server_is_alive_and_refuses_new_requests(
+    serving: Serving, engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    gate = Gate()
+    engine.scripts = [Script(before=[gate])]
+    waiting = asyncio.ensure_future(serving.client.post(URL, json=body))
+    await asyncio.to_thread(gate.wait_until_reached)
+    serving.signal()
+    alive = await serving.client.get("/livez")
+    refused = await serving.client.post(URL, json=body)
+    gate.open()
+    assert (await waiting).status_code == 200
+    assert alive.status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert "retry-after" in refused.headers
+
+
+@pytest.mark.parametrize("drain_timeout_s", [0.0])
+async def test_answer_that_takes_too_long_ends_in_an_error_event(
+    serving: Serving, engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    gate = Gate()
+    engine.scripts = [Script(steps=["Hel", gate])]
+    answer = asyncio.ensure_future(serving.client.post(URL, json=body | {"stream": True}))
+    await asyncio.to_thread(gate.wait_until_reached)
+    serving.signal()
+    last = (await answer).text.rstrip().rpartition("\n\n")[2]
+    await asyncio.wait_for(serving.ended, 10)
+    name, _, data = last.partition("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["code"] == "engine_down"
+
+
+def test_free_port_is_told_in_the_address() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert port > 0
+        assert url_of(listener) == f"http://127.0.0.1:{port}"
+
+
+def test_taken_port_is_an_error() -> None:
+    with listen("127.0.0.1", 0) as listener, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", listener.getsockname()[1])

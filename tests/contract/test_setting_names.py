@@ -1,0 +1,43 @@
+"""Settings, flags and the engine's own names do not drift apart."""
+
+from __future__ import annotations
+
+import typing
+
+from kvreg_service.cli import OPTIONS, PLAN_OPTIONS
+from kvreg_service.core.value import POLICY_NAMES
+from kvreg_service.settings import EvictionName, Settings
+
+
+def test_every_setting_is_an_option_of_serve() -> None:
+    # The model is an argument there.
+    assert {option.name for option in OPTIONS} | {"model"} == set(Settings.model_fields)
+
+
+def test_every_option_of_plan_is_a_setting() -> None:
+    assert {option.name for option in PLAN_OPTIONS} <= set(Settings.model_fields)
+
+
+def test_switches_are_the_boolean_settings() -> None:
+    switches = {option.name for option in OPTIONS if option.metavar is None}
+    booleans = {name for name, f in Settings.model_fields.items() if f.annotation is bool}
+    assert switches == booleans
+
+
+def test_help_shows_the_true_defaults() -> None:
+    shown = {
+        option.name: option.help.rpartition("[")[2].removesuffix("]")
+        for option in OPTIONS
+        if option.help.endswith("]")
+    }
+    assert shown == {name: as_shown(Settings.model_fields[name].default) for name in shown}
+
+
+def as_shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_eviction_names_are_those_of_the_policies() -> None:
+    assert set(typing.get_args(EvictionName)) == set(POLICY_NAMES)

@@ -1,0 +1,33 @@
+"""Sampling parameters from a model's generation config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvreg_service.api.sampling_defaults import read_sampling_defaults
+from kvreg_service.core.errors import CheckpointError
+from kvreg_service.core.sampling_params import SamplingParams
+
+
+def test_model_without_a_file_is_greedy(tmp_path: Path) -> None:
+    assert read_sampling_defaults(tmp_path).is_greedy
+
+
+def test_model_that_does_not_ask_for_sampling_is_greedy(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.7}')
+    assert read_sampling_defaults(tmp_path).is_greedy
+
+
+def test_what_the_authors_chose_is_taken(tmp_path: Path) -> None:
+    config = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert read_sampling_defaults(tmp_path) == SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
+
+
+def test_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        read_sampling_defaults(tmp_path)
