@@ -8,6 +8,7 @@ restored from the wrong slot, a page overwritten while shared, a position comput
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from kvreg_service.core.errors import InvariantBroken, KvregError
@@ -17,6 +18,20 @@ from kvreg_service.core.request import Request
 from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
 
 Prefix = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FakeState:
+    """The tokens that went into a state, and one mark for each of their prefixes."""
+
+    tokens: Prefix = ()
+    marks: tuple[int, ...] = ()
+
+    def extended(self, tokens: Prefix) -> FakeState:
+        """Return the state after ``tokens``."""
+        last = self.marks[-1] if self.marks else 0
+        marks = accumulate(tokens, lambda mark, token: hash((mark, token)), initial=last)
+        return FakeState(self.tokens + tokens, self.marks + tuple(marks)[1:])
 
 
 class FakeRunner:
@@ -33,7 +48,7 @@ class FakeRunner:
         num_pages: int,
         next_token: Callable[[Prefix], int] | None = None,
     ) -> None:
-        self._slots: list[Prefix | None] = [None] * num_slots
+        self._slots: list[FakeState | None] = [None] * num_slots
         self._pages: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(num_pages)]
         self._next_token = next_token or (lambda prefix: (sum(prefix[-3:]) + len(prefix)) % 97 + 3)
         self.fail_next: dict[RequestId, KvregError] = {}
@@ -47,19 +62,14 @@ class FakeRunner:
         """Nothing to drop."""
 
     def state(self, slot: SlotId) -> Prefix | None:
-        """Return the tokens that are in a slot's state; None when it was never written."""
-        return self._slots[slot]
+        """Return the tokens that are in a slot's state; None when nothing sound is there."""
+        state = self._slots[slot]
+        return None if state is None else state.tokens
 
-    def holds(self, pages: Sequence[PageId], tokens: Sequence[int]) -> bool:
-        """Return whether a page table holds the KV of ``tokens``, computed on their own prefix."""
-        marks = _marks(tokens)
-        if len(pages) < pages_for(len(marks)):
-            return False
-        for index, start in enumerate(range(0, len(marks), PAGE_TOKENS)):
-            wanted = marks[start : start + PAGE_TOKENS]
-            if self._pages[pages[index]][: len(wanted)] != wanted:
-                return False
-        return True
+    def holds(self, pages: Sequence[PageId], slot: SlotId) -> bool:
+        """Return whether a page table holds the KV of every token in a slot's state."""
+        state = self._slots[slot]
+        return state is not None and self._agree(pages, state)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan.
@@ -120,28 +130,33 @@ class FakeRunner:
             self._pages[work.pages[position // PAGE_TOKENS]][position % PAGE_TOKENS] = None
 
     def _compute(self, work: Work) -> int | None:
-        before = self._slots[work.slot] if work.start else ()
-        if before is None or len(before) != work.start:
-            length = None if before is None else len(before)
+        before = self._slots[work.slot] if work.start else FakeState()
+        if before is None or len(before.tokens) != work.start:
+            length = None if before is None else len(before.tokens)
             raise InvariantBroken(
                 f"slot {work.slot} holds {length} tokens, and request {work.request_id} starts "
                 f"at {work.start}"
             )
-        if not self.holds(work.pages, before):
+        if not self._agree(work.pages, before):
             raise InvariantBroken(
                 f"pages {work.pages} do not hold the {work.start} tokens that request "
                 f"{work.request_id} goes on from"
             )
-        state = before + work.token_ids
-        for position, mark in enumerate(_marks(state)[work.start :], start=work.start):
-            self._pages[work.pages[position // PAGE_TOKENS]][position % PAGE_TOKENS] = mark
-        self._slots[work.slot] = state
+        after = before.extended(work.token_ids)
+        for position in range(work.start, work.end):
+            page = self._pages[work.pages[position // PAGE_TOKENS]]
+            page[position % PAGE_TOKENS] = after.marks[position]
+        self._slots[work.slot] = after
         self.computed_tokens += len(work.token_ids)
         if work.capture_to is not None:
-            self._slots[work.capture_to] = state
-        return self._next_token(state) if work.samples else None
+            self._slots[work.capture_to] = after
+        return self._next_token(after.tokens) if work.samples else None
 
-
-def _marks(tokens: Sequence[int]) -> list[int]:
-    """Return one number for each prefix of ``tokens``, the empty one left out."""
-    return list(accumulate(tokens, lambda mark, token: hash((mark, token)), initial=0))[1:]
+    def _agree(self, pages: Sequence[PageId], state: FakeState) -> bool:
+        if len(pages) < pages_for(len(state.marks)):
+            return False
+        for index, start in enumerate(range(0, len(state.marks), PAGE_TOKENS)):
+            wanted = list(state.marks[start : start + PAGE_TOKENS])
+            if self._pages[pages[index]][: len(wanted)] != wanted:
+                return False
+        return True
