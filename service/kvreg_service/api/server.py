@@ -24,6 +24,9 @@ _logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # After the engine is idle, for the last bytes to reach slow clients.
 _FLUSH_TIMEOUT_S = 5
+# Longer than the minute after which common load balancers and clients drop an idle connection: who
+# closes first never races with a request that is being sent.
+_KEEP_ALIVE_S = 75
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -67,6 +70,7 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_FLUSH_TIMEOUT_S,
     )
 
