@@ -70,17 +70,20 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     from kvreg_service.api.sampling_defaults import read_sampling_defaults
     from kvreg_service.api.server import DrainingServer, url_of
     from kvreg_service.composition import engine_options
-    from kvreg_service.engine.build import build_engine
-    from kvreg_service.model.config import ModelConfig
+    from kvreg_service.engine.build import build_engine, load_model
+    from kvreg_service.load_progress import show_loading
 
-    engine, prompt_builder = build_engine(engine_options(settings))
+    options = engine_options(settings)
+    with show_loading(settings.model_id) as on_progress:
+        loaded = load_model(options, on_progress)
+    engine, prompt_builder = build_engine(options, loaded)
     try:
         app = create_app(
             engine,
             prompt_builder,
             settings,
             sampling_defaults=read_sampling_defaults(settings.model),
-            vocab_size=ModelConfig.from_path(settings.model).vocab_size,
+            vocab_size=loaded.config.vocab_size,
         )
         server = DrainingServer(app, engine, drain_timeout_s=settings.drain_timeout_s)
         _logger.info("serving", extra={"fields": {"url": url_of(listener)}})

@@ -44,7 +44,8 @@ class MemoryReport:
             "kv_dtype": self.kv_dtype.value,
             "max_context_tokens": plan.demand.max_context_tokens,
             "available_bytes": plan.available_bytes,
-            "fixed_bytes": plan.demand.fixed_bytes,
+            "weight_bytes": plan.demand.weight_bytes,
+            "workspace_bytes": plan.demand.workspace_bytes,
             "state_slots": plan.demand.num_slots,
             "state_slot_bytes": plan.demand.slot_bytes,
             "state_bytes": plan.state_bytes,
@@ -52,6 +53,7 @@ class MemoryReport:
             "page_bytes": plan.demand.page_bytes,
             "kv_bytes": plan.kv_bytes,
             "kv_tokens": plan.kv_tokens,
+            "kept_tokens": plan.kept_tokens(settings.lanes),
             "required_bytes": plan.required_bytes,
             "left_bytes": plan.left_bytes,
             "short_by_bytes": plan.short_by_bytes,
@@ -63,7 +65,7 @@ class MemoryReport:
         plan, demand = self.plan, self.plan.demand
         rows = [
             ("available", "", plan.available_bytes),
-            *self._fixed_row(),
+            *self._fixed_rows(),
             ("states", f"{demand.num_slots} slots of {_size(demand.slot_bytes)}", plan.state_bytes),
             (
                 "keys and values",
@@ -78,11 +80,15 @@ class MemoryReport:
         lines.append(self._verdict())
         return "\n".join(lines)
 
-    def _fixed_row(self) -> list[tuple[str, str, int]]:
+    def _fixed_rows(self) -> list[tuple[str, str, int]]:
         if self.weight_format is None:
             return []
-        detail = f"weights as {self.weight_format.value}, and workspace"
-        return [("fixed", detail, self.plan.demand.fixed_bytes)]
+        counted = f"counted from the config as {self.weight_format.value}"
+        demand = self.plan.demand
+        return [
+            ("weights", counted, demand.weight_bytes),
+            ("workspace", "assumed, not measured", demand.workspace_bytes),
+        ]
 
     def _headline(self) -> str:
         settings = self.settings
@@ -95,7 +101,11 @@ class MemoryReport:
 
     def _verdict(self) -> str:
         if self.plan.fits:
-            return "It fits."
+            kept = self.plan.kept_tokens(self.settings.lanes)
+            return (
+                "It fits. With every lane at its full context, the pages hold "
+                f"{kept} more tokens for sequences at rest."
+            )
         return f"It does not fit: short by {_size(self.plan.short_by_bytes)}."
 
 
@@ -140,8 +150,12 @@ def _weight_format(settings: Settings, asked: str) -> WeightFormat:
         )
     folder = settings.model if settings.model.is_dir() else settings.model.parent
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = raw.get("text_config", raw)
     # Every public packing of quantised weights announces itself here.
-    return WeightFormat.NVFP4_MIXED if "quantization_config" in raw else WeightFormat.FP16
+    if "quantization_config" in raw or "quantization_config" in text:
+        return WeightFormat.NVFP4_MIXED
+    dtype = text.get("dtype") or text.get("torch_dtype") or raw.get("dtype")
+    return WeightFormat.FP32 if dtype == "float32" else WeightFormat.FP16
 
 
 def _size(num_bytes: int) -> str:

@@ -86,7 +86,7 @@ def test_context_that_nobody_asked_for_is_what_the_pages_hold(large_model: Path)
 
 def test_sums_of_the_report_add_up(large_model: Path) -> None:
     report = report_of(model=large_model, gpu_memory_gib=16, tp=2)
-    parts = ("fixed_bytes", "state_bytes", "kv_bytes", "left_bytes")
+    parts = ("weight_bytes", "workspace_bytes", "state_bytes", "kv_bytes", "left_bytes")
     assert sum(report[part] for part in parts) == report["available_bytes"]
 
 

@@ -157,16 +157,21 @@ def weight_bytes(
 class MemoryDemand:
     """What one card must hold.
 
-    ``fixed_bytes`` are weights and workspace. ``num_pages`` overrides how many pages there shall
-    be; None means as many as fit.
+    ``num_pages`` overrides how many pages there shall be; None means as many as fit.
     """
 
     slot_bytes: int
     num_slots: int
     page_bytes: int
-    fixed_bytes: int
     max_context_tokens: int
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
     num_pages: int | None = None
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What neither lanes nor entries nor the context change."""
+        return self.weight_bytes + self.workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,10 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether the least that works is there."""
         return self.short_by_bytes == 0
+
+    def kept_tokens(self, lanes: int) -> int:
+        """Return the tokens that sequences at rest can hold while every lane is full."""
+        return max(0, self.kv_tokens - lanes * self.demand.max_context_tokens)
 
     @property
     def left_bytes(self) -> int:

@@ -31,7 +31,7 @@ class InvalidRequest(KvregError):
 
 
 class UnprocessableBody(InvalidRequest):
-    """The body does not have the shape of the route: wrong types, missing or unknown fields."""
+    """The body does not have the shape of the route: wrong types or missing fields."""
 
     code = "unprocessable_body"
 

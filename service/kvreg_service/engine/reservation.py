@@ -82,7 +82,8 @@ def plan_gpu(shape: ModelShape, profile: GpuProfile) -> MemoryPlan:
         slot_bytes=state_slot_bytes(shape, tp=profile.tp, conv_bytes=GPU_ACTIVATION_BYTES),
         num_slots=profile.layout.num_slots,
         page_bytes=per_token * PAGE_TOKENS,
-        fixed_bytes=weights + profile.workspace_bytes,
+        weight_bytes=weights,
+        workspace_bytes=profile.workspace_bytes,
         max_context_tokens=profile.max_context_tokens,
     )
     return plan_memory(demand, profile.gpu_memory_bytes)
@@ -95,7 +96,6 @@ def plan_cpu(config: ModelConfig, options: EngineOptions) -> MemoryPlan:
         slot_bytes=state_slot_bytes(shape, tp=1, conv_bytes=CPU_ACTIVATION_BYTES),
         num_slots=options.layout.num_slots,
         page_bytes=kv_bytes_per_token(shape, tp=1, kv_dtype=options.kv_dtype) * PAGE_TOKENS,
-        fixed_bytes=0,
         max_context_tokens=options.max_context_tokens or config.max_position_embeddings,
         num_pages=options.num_pages,
     )
