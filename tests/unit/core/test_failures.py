@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.errors import KvregError
-from kvreg_service.core.events import Attached, Failed
+from kvreg_service.core.events import Failed
 
 SESSION = list(range(200))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from kvreg_service.core.events import Forked
-
 HISTORY = list(range(100))
 FIRST = [*HISTORY, 1, 2, 3]
 

@@ -1,0 +1,27 @@
+"""Profiles and import path of the state machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The folders of tests are no packages, and the machines share their oracle.
+sys.path.insert(0, str(Path(__file__).parent))
+
+_COMMON = {
+    "deadline": None,
+    "database": None,
+    "print_blob": False,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("fixed", max_examples=100, derandomize=True, **_COMMON)
+# Run by hand with --hypothesis-profile=search after a change of admission or placement.
+settings.register_profile("search", max_examples=3000, derandomize=False, **_COMMON)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", default=None) is None:
+        settings.load_profile("fixed")

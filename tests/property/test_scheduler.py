@@ -1,0 +1,85 @@
+"""Random traffic is answered as if cold, reuses all that is kept, and leaks nothing."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from scheduler_machine import MAX_CONTEXT, UNTIL_IDLE, SchedulerMachine
+
+
+def test_any_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept():
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(max_examples=settings().max_examples // 2, stateful_step_count=40),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_long_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept(seed):
+    """Few profiles and many turns, where the machine above tries many profiles with few turns."""
+    rng = Random(seed)
+    machine = SchedulerMachine()
+    machine.start(
+        lanes=rng.choice([1, 1, 2, 3]),
+        entries=rng.choice([0, 1, 2, 3, 4, 4]),
+        keep=rng.random() < 0.5,
+        exchange=rng.random() < 0.7,
+        policy=rng.choice(["cost", "cost", "cost", "none"]),
+        spare_pages=rng.choice([0, 4, 12, 30, 30]),
+        chunk=rng.choice([16, 64, 100, 512]),
+        queue_limit=rng.choice([2, 8]),
+    )
+    which = 0
+    for _ in range(150):
+        if rng.random() < 0.3:
+            which = rng.randrange(3)
+        _play(machine, rng, which)
+    machine.teardown()
+
+
+def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
+    def usually() -> bool:
+        return rng.random() < 0.9
+
+    then = rng.choice([UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, 1, 3, 0])
+    num_words = rng.choice([1, 3, 20, 40, 62, 63, 64, 65])
+    think = rng.choice([0, 1, 4])
+    max_tokens = rng.choice([1, 2, 7, 20, 70, 10_000])
+    actions = {
+        "turn": 30,
+        "side": 4,
+        "postfix": 8,
+        "same": 13,
+        "continue": 17,
+        "edit": 5,
+        "almost": 5,
+        "trouble": 8,
+        "steps": 10,
+    }
+    match rng.choices(list(actions), list(actions.values()))[0]:
+        case "turn":
+            machine.next_turns(which, 1, num_words, think, max_tokens, usually(), usually(), then)
+        case "side":
+            size = rng.choice([20, 150])
+            machine.unrelated_side_request(rng.randrange(4), size, max_tokens, usually(), then)
+        case "postfix":
+            machine.side_request_on_the_history(which, num_words, think, usually(), then)
+        case "same":
+            machine.ask_the_same_again(which, usually(), max_tokens, then)
+        case "continue":
+            extra = rng.choice([0, 1, 70])
+            machine.continue_the_answer(which, extra, usually(), usually(), max_tokens, then)
+        case "edit":
+            machine.edit_an_earlier_turn(which, rng.randrange(3), num_words, think, then)
+        case "almost":
+            change = rng.choice(["cut", "mutate", "tenant"])
+            position = rng.randrange(MAX_CONTEXT)
+            machine.almost_the_same(which, change, position, usually(), then)
+        case "trouble":
+            what = rng.choice(["cancel", "cancel", "fail moves", "fail work", "drop", "wait"])
+            machine.trouble(what, rng.randrange(20), rng.choice([0.5, 0.5, 30.0, 61.0, 900.0]))
+        case "steps":
+            machine.steps(rng.choice([1, 2, 3, 10]), rng.choice([None, None, None, 0]))
