@@ -1,7 +1,7 @@
 """One answer on its way from the step loop's thread to the task that waits for it.
 
-Owns the hand-over between the two threads, the answer's text and its clock. It never blocks the
-step loop: a slow reader only makes its own queue longer, by at most ``max_tokens`` events.
+Owns the answer's queue, its text and its clock. It never blocks the step loop: a slow reader only
+makes its own queue longer, by at most ``max_tokens`` events.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kvreg_service.chat.text_stream import TextStream
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.request import Request
+from kvreg_service.engine.delivery import Delivery
 from kvreg_service.engine.interface import (
     Finished,
     GenerationEvent,
@@ -23,19 +24,31 @@ from kvreg_service.engine.interface import (
     Timings,
 )
 
+AnswerEvent = GenerationEvent | KvregError
+
 
 class Answer:
-    """Built on the event loop; everything but `stream` is called on the step loop's thread."""
+    """Built on the event loop; everything but `stream` is called on the step loop's thread.
 
-    def __init__(self, asked: GenerationRequest, request: Request, text: TextStream) -> None:
+    What is sent reaches the reader when ``delivery`` is flushed.
+    """
+
+    def __init__(
+        self,
+        asked: GenerationRequest,
+        request: Request,
+        text: TextStream,
+        delivery: Delivery[AnswerEvent],
+    ) -> None:
         self.asked = asked
         self.request = request
         self.output_ids: list[int] = []
         self.has_ended = False
         self._text = text
         self._pending_text = ""
+        self._delivery = delivery
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[GenerationEvent | KvregError] = asyncio.Queue()
+        self._queue: asyncio.Queue[AnswerEvent] = asyncio.Queue()
         self._admitted: events.Admitted | None = None
         self._admitted_s = 0.0
         self._attach_s = 0.0
@@ -117,7 +130,5 @@ class Answer:
             ttft_s=first_s - arrival_s,
         )
 
-    def _send(self, event: GenerationEvent | KvregError) -> None:
-        # The loop may be closed already when the server is torn down; nobody reads then.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+    def _send(self, event: AnswerEvent) -> None:
+        self._delivery.put(self._loop, self._queue, event)

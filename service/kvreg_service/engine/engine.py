@@ -29,7 +29,8 @@ from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import CheckpointKind
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.core.value import CostModel, EvictionPolicy
-from kvreg_service.engine.answer import Answer
+from kvreg_service.engine.answer import Answer, AnswerEvent
+from kvreg_service.engine.delivery import Delivery
 from kvreg_service.engine.interface import (
     EffectiveProfile,
     FitReport,
@@ -71,6 +72,7 @@ class Engine:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._answers: dict[RequestId, Answer] = {}
+        self._delivery: Delivery[AnswerEvent] = Delivery()
         self._cancelled: list[RequestId] = []
         self._is_draining = False
         self._is_closing = False
@@ -103,6 +105,7 @@ class Engine:
             request,
             self._core_request(request, ledger, arrival_s),
             TextStream(self._parts.tokenizer, request.stop),
+            self._delivery,
         )
         self._submit(answer)
         try:
@@ -238,6 +241,7 @@ class Engine:
                 for answer in self._answers.values():
                     answer.fail(EngineDown("the step loop has ended while the request ran"))
                 self._answers.clear()
+            self._delivery.flush()
 
     def _wait_for_work(self) -> bool:
         with self._lock:
@@ -257,6 +261,7 @@ class Engine:
         with self._lock:
             happened = self._scheduler.commit(plan, result, time.monotonic())
             self._publish(happened, plan, result)
+        self._delivery.flush()
 
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():
