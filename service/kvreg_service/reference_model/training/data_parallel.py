@@ -5,6 +5,7 @@ Owns the process group. One process per core beats threads here, because the mat
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,14 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 _MAX_GRADIENT_NORM = 1.0
+# glibc keeps freed memory instead of returning it: steps of changing length otherwise map and clear
+# the same pages again and again. Read when a process starts, so the ranks inherit it.
+_ALLOCATOR_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "20000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
 
 
 class Ranks:
@@ -82,7 +91,11 @@ def run_ranks(function: Callable[[Ranks], None], num_ranks: int) -> None:
     """Runs ``function`` in ``num_ranks`` processes of one thread each and waits for them.
 
     ``function`` has to be picklable. A failure of one rank ends the others and is raised here.
+
+    Effects:
+        Sets variables of the allocator in the environment, for this and later processes.
     """
+    os.environ.update(_ALLOCATOR_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = Path(folder) / "rendezvous"
         arguments = (function, num_ranks, rendezvous)

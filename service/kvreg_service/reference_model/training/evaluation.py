@@ -18,12 +18,13 @@ from rich.progress import Progress, track
 from rich.table import Table
 
 from kvreg_service.reference_model.training.checks import Differences, run_checks
-from kvreg_service.reference_model.training.dataset import ChatSet
+from kvreg_service.reference_model.training.dataset import ChatSet, make_held_out_set
 from kvreg_service.reference_model.training.model import ReferenceModel
 from kvreg_service.reference_model.training.operator_choice import OperatorsName, load_operators
 from kvreg_service.reference_model.training.oracle import Oracle
 from kvreg_service.reference_model.training.overlap import count_repeated_chats
 from kvreg_service.reference_model.training.scores import (
+    CONTEXT_RANGES,
     GreedyScore,
     Tally,
     held_out_questions,
@@ -35,6 +36,12 @@ from kvreg_service.reference_model.training.scores import (
 from kvreg_service.reference_model.training.shape import ReferenceShape
 from kvreg_service.reference_model.training.state_damage import DamageScore, score_damage
 from kvreg_service.reference_model.training.tokenizer import load_tokenizer
+from kvreg_service.reference_model.training.validation import (
+    HELD_OUT_SEED,
+    NUM_HELD_OUT_CHATS,
+    TeacherForcedScore,
+    score_answers,
+)
 from kvreg_service.reference_model.training.weights_file import load_weights
 
 _MAX_PRINTED_WRONG_ANSWERS = 12
@@ -57,6 +64,7 @@ class Evaluation:
 
     versions: dict[str, str]
     differences: Differences
+    teacher_forced: TeacherForcedScore
     greedy: GreedyScore
     memory: Tally
     bfloat16: Tally
@@ -86,6 +94,11 @@ def evaluate(
     oracle = Oracle(folder)
     model = ReferenceModel(ReferenceShape(), load_operators(operators))
     load_weights(model, folder / "model.safetensors")
+    held_out = make_held_out_set(
+        HELD_OUT_SEED, size.part(NUM_HELD_OUT_CHATS), load_tokenizer(folder), lambda _: None
+    )
+    console.print("teacher-forced answers")
+    teacher_forced = score_answers(model, held_out)
     questions = track(
         held_out_questions(size.num_chats), "greedy answers", size.num_chats, console=console
     )
@@ -104,6 +117,7 @@ def evaluate(
     return Evaluation(
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
         differences=differences,
+        teacher_forced=teacher_forced,
         greedy=greedy,
         memory=greedy.memory,
         bfloat16=bfloat16,
@@ -129,6 +143,11 @@ def print_report(evaluation: Evaluation, console: Console) -> None:
         f"gradients {differences.gradients:.1e} (relative); "
         f"{differences.num_splits} split prefills give the same answer"
     )
+    forced = evaluation.teacher_forced
+    console.print(
+        f"teacher-forced: loss {forced.loss:.4f}, from memory {forced.memory_share:.4f} exact, "
+        f"{forced.by_ask()}"
+    )
     table = Table("asked for", "answers", "exact", "value right", "first drafts accepted")
     for ask in sorted(greedy.by_ask):
         drafts = greedy.drafts_by_ask[ask]
@@ -140,8 +159,8 @@ def print_report(evaluation: Evaluation, console: Console) -> None:
     table.add_row("all", "", "", "", accepted)
     console.print(table)
     table = Table("prompt tokens", "answers", "exact", "value right")
-    for context in sorted(greedy.by_context):
-        _add_row(table, context, greedy.by_context[context])
+    for context in CONTEXT_RANGES:
+        _add_row(table, context, greedy.by_context.get(context, Tally()))
     console.print(table)
     table = Table("damage after the history", "answers", "exact", "value right", "changed", "logp")
     for kind, score in evaluation.damage.items():

@@ -5,6 +5,7 @@ Owns the counting. The chats come from the grammar and the words of training; on
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -20,6 +21,8 @@ from kvreg_service.reference_model.training.validation import MEMORY_ASKS
 
 EVALUATION_SEED = 424242
 _CONTEXT_LIMITS = (250, 600, 1000)
+CONTEXT_RANGES = (*(f"< {limit}" for limit in _CONTEXT_LIMITS), f">= {_CONTEXT_LIMITS[-1]}")
+"""Names of the ranges of prompt lengths, each without those before it."""
 
 
 @dataclass
@@ -122,10 +125,7 @@ def score_greedy(
 
 
 def _context_range(num_tokens: int) -> str:
-    for limit in _CONTEXT_LIMITS:
-        if num_tokens < limit:
-            return f"< {limit}"
-    return f">= {_CONTEXT_LIMITS[-1]}"
+    return CONTEXT_RANGES[bisect_right(_CONTEXT_LIMITS, num_tokens)]
 
 
 @torch.no_grad()

@@ -24,7 +24,11 @@ from kvreg_service.reference_model.training.optimiser import MuonAdamW, learning
 from kvreg_service.reference_model.training.shape import ReferenceShape
 from kvreg_service.reference_model.training.tokenizer import load_tokenizer
 from kvreg_service.reference_model.training.training_log import TrainingLog
-from kvreg_service.reference_model.training.validation import score_answers
+from kvreg_service.reference_model.training.validation import (
+    HELD_OUT_SEED,
+    NUM_HELD_OUT_CHATS,
+    score_answers,
+)
 from kvreg_service.reference_model.training.weights_file import load_weights, save_weights
 
 _PARAMETER_SEED = 1
@@ -41,8 +45,6 @@ _DRILLS_EVERY_STEPS = 5
 _LOW_WEIGHT = 0.05
 _LOW_WEIGHT_SAMPLE = 0.2
 
-HELD_OUT_SEED = 999003
-_NUM_HELD_OUT_CHATS = 400
 _NUM_INTERIM_CHATS = 160
 _VALIDATION_INTERVAL_S = 240.0
 
@@ -141,7 +143,7 @@ class _Observer:
         self._model = model
         self._held_out: HeldOutSet = make_held_out_set(
             HELD_OUT_SEED,
-            _NUM_HELD_OUT_CHATS,
+            NUM_HELD_OUT_CHATS,
             load_tokenizer(training.tokenizer_folder),
             lambda _: None,
         )
@@ -154,7 +156,7 @@ class _Observer:
             self._last_validation_s = time.monotonic()
 
     def finish(self) -> None:
-        self._validate(_NUM_HELD_OUT_CHATS)
+        self._validate(NUM_HELD_OUT_CHATS)
 
     def _validate(self, num_chats: int) -> None:
         save_weights(self._model, self._output)

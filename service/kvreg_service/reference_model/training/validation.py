@@ -18,6 +18,8 @@ from kvreg_service.reference_model.training.messages import Ask
 from kvreg_service.reference_model.training.model import ReferenceModel
 from kvreg_service.reference_model.training.rendering import ANSWER_WEIGHT
 
+HELD_OUT_SEED = 999003
+NUM_HELD_OUT_CHATS = 400
 _CHATS_PER_BATCH = 8
 MEMORY_ASKS: tuple[Ask, ...] = ("recall", "notes")
 """The kinds of request that need a fact of an earlier turn or of the system prompt."""
