@@ -6,25 +6,26 @@ operator serves norms, queries and keys. Owns no weights.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 
-def length(x: Tensor, epsilon: float) -> Tensor:
-    """Returns sqrt(sum of squares + epsilon) over the last dimension, kept with size 1."""
-    # Two calls instead of five: a norm has a kernel of its own, and a hypotenuse adds epsilon.
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.hypot(norm, _root(epsilon, norm.dtype, norm.device))
+class UnitLength:
+    """Divides vectors by sqrt(sum of squares + epsilon), over the last dimension."""
 
+    def __init__(self, epsilon: float, dtype: torch.dtype, device: torch.device) -> None:
+        """``dtype`` is that of the vectors."""
+        self._root = torch.tensor(epsilon**0.5, dtype=dtype, device=device)
 
-def unit_length(x: Tensor, epsilon: float) -> Tensor:
-    """Returns x / sqrt(sum of squares + epsilon) over the last dimension."""
-    return x / length(x, epsilon)
+    def length(self, x: Tensor) -> Tensor:
+        """Returns sqrt(sum of squares + epsilon); the last dimension is kept with size 1."""
+        # Two calls instead of five: a norm has a kernel of its own, and a hypotenuse adds epsilon.
+        return torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._root)
 
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Returns the unit vectors.
 
-@cache
-def _root(epsilon: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A constant: building it costs more than the division that needs it."""
-    return torch.tensor(epsilon**0.5, dtype=dtype, device=device)
+        Effects:
+            Writes into ``out``, which may be narrower than x; without it the result is fresh.
+        """
+        return torch.div(x, self.length(x), out=out)

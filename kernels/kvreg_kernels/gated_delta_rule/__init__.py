@@ -6,12 +6,14 @@ state of each sequence, and the operator advances it in place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from kvreg_kernels.gated_delta_rule.chunked import chunked_gated_delta_rule
-from kvreg_kernels.gated_delta_rule.recurrent import recurrent_gated_delta_rule
+from kvreg_kernels.gated_delta_rule.chunked import ChunkedForm
+from kvreg_kernels.gated_delta_rule.recurrent import RecurrentForm
 
-__all__ = ["gated_delta_rule"]
+__all__ = ["bind_gated_delta_rule", "gated_delta_rule"]
 
 
 def gated_delta_rule(
@@ -27,8 +29,8 @@ def gated_delta_rule(
 
     Shapes:
         qk [B, T, 2, H, K] queries and keys; v [B, T, HV, V]; log_decay, beta [B, T, HV];
-        state [B, HV, K, V], contiguous, fp32 (fp64 if the rest is). HV is a multiple of H: value
-        head h reads key head h // (HV / H). Returns [B, T, HV, V] in the type of v.
+        state [B, HV, K, V], contiguous. All fp32 or all fp64, T >= 1. HV is a multiple of H: value
+        head h reads key head h // (HV / H). Returns [B, T, HV, V].
 
     Effects:
         ``state`` holds the state after the last token. Nothing else is mutated.
@@ -39,17 +41,36 @@ def gated_delta_rule(
     Source:
         Yang et al., "Gated Delta Networks", https://arxiv.org/abs/2412.06464, equation 10.
     """
-    batch, tokens, _, heads, k_size = qk.shape
-    value_heads, v_size = v.shape[2:]
+    expected = (qk.shape[0], *v.shape[2:3], qk.shape[-1], v.shape[-1])
+    if state.shape != expected:
+        raise ValueError(f"state is {tuple(state.shape)}, expected {expected}")
+    return bind_gated_delta_rule(qk, v, log_decay, beta)(state)
+
+
+def bind_gated_delta_rule(
+    qk: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Returns ``gated_delta_rule`` bound to input buffers, to be called with a state.
+
+    Each call reads what the buffers hold then. For one token the checks, views and buffers cost as
+    much as the rule; a decode loop makes them once.
+
+    Effects:
+        The result of a call may be overwritten by the next call.
+
+    Raises:
+        ValueError: Shapes that do not fit each other.
+    """
+    batch, tokens, _, heads, _ = qk.shape
     if (
-        state.shape != (batch, value_heads, k_size, v_size)
-        or log_decay.shape != (batch, tokens, value_heads)
-        or beta.shape != log_decay.shape
-        or value_heads % heads
+        v.shape[:2] != (batch, tokens)
+        or log_decay.shape != v.shape[:3]
+        or beta.shape != v.shape[:3]
+        or v.shape[2] % heads
     ):
         raise ValueError(
-            f"qk {tuple(qk.shape)}, v {tuple(v.shape)}, log_decay {tuple(log_decay.shape)}, beta "
-            f"{tuple(beta.shape)} and state {tuple(state.shape)} do not fit each other"
+            f"qk {tuple(qk.shape)}, v {tuple(v.shape)}, log_decay {tuple(log_decay.shape)} and "
+            f"beta {tuple(beta.shape)} do not fit each other"
         )
-    run = recurrent_gated_delta_rule if tokens == 1 else chunked_gated_delta_rule
-    return run(qk, v, log_decay, beta, state)
+    form = RecurrentForm if tokens == 1 else ChunkedForm
+    return form(qk, v, log_decay, beta)

@@ -29,6 +29,7 @@ class StateSlots:
     def __init__(self, conv: Tensor, recurrent: Tensor) -> None:
         self.conv = conv
         self.recurrent = recurrent
+        self._runs: dict[tuple[int, int], StateBatch] = {}
 
     @classmethod
     def allocate(
@@ -91,8 +92,11 @@ class StateSlots:
         assert len(set(slots)) == len(slots), f"a slot appears twice in {slots}"
         first, count = slots[0], len(slots)
         if list(slots) == list(range(first, first + count)):
-            end = first + count
-            return StateBatch(self.conv[:, first:end], self.recurrent[:, first:end])
+            # A decode loop opens the same run at every step.
+            if (first, count) not in self._runs:
+                run = slice(first, first + count)
+                self._runs[first, count] = StateBatch(self.conv[:, run], self.recurrent[:, run])
+            return self._runs[first, count]
         index = torch.tensor(slots, device=self.conv.device)
         return StateBatch(
             self.conv.index_select(1, index), self.recurrent.index_select(1, index), (self, index)
@@ -121,11 +125,14 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class KVContext:
-    """Where the first ``num_tokens`` tokens of a sequence lie: one run of rows, or pages."""
+    """Where the first ``num_tokens`` tokens of a sequence lie: in these pages.
+
+    Without ``pages`` they are one run of rows from ``first_row`` on.
+    """
 
     num_tokens: int
-    first_row: int | None
-    pages: Tensor | None
+    first_row: int
+    pages: Tensor | None = None
 
 
 class KVPages:
@@ -139,7 +146,8 @@ class KVPages:
 
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv
-        self.layers = kv.unbind()
+        self._layers = kv.unbind()
+        self._keys_and_values = [layer.chunk(2) for layer in self._layers]
 
     @classmethod
     def allocate(
@@ -187,26 +195,31 @@ class KVPages:
         used = list(page_table[:count])
         assert len(used) == count, f"{num_tokens} tokens do not fit {len(used)} pages"
         if used == list(range(used[0], used[0] + count)):
-            return KVContext(num_tokens, used[0] * PAGE_TOKENS, None)
-        return KVContext(num_tokens, None, torch.tensor(used, device=self.kv.device))
+            return KVContext(num_tokens, used[0] * PAGE_TOKENS)
+        return KVContext(
+            num_tokens, used[0] * PAGE_TOKENS, torch.tensor(used, device=self.kv.device)
+        )
 
     def write(self, layer: int, rows: Tensor, kv: Tensor) -> None:
         """Stores new tokens.
 
         Shapes:
-            rows [N] int64; kv [N, 2 * KV heads, head_dim], key heads first.
+            rows [N] int64; kv [2 * KV heads, N, head_dim], key heads first.
         """
-        self.layers[layer].index_copy_(1, rows, kv.transpose(0, 1).to(self.kv.dtype))
+        self._layers[layer].index_copy_(1, rows, kv.to(self.kv.dtype))
 
-    def read(self, layer: int, context: KVContext) -> Tensor:
-        """Returns [2 * KV heads, num_tokens, head_dim]: a view when the rows are one run.
+    def read(self, layer: int, context: KVContext, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns keys and values, each [KV heads, num_tokens, head_dim].
 
-        Effects:
-            None; rows behind the last token are never part of the result.
+        Views when the rows are one run and stored in ``dtype``. Rows behind the last token are
+        never part of the result.
         """
-        rows = self.layers[layer]
+        keys, values = self._keys_and_values[layer]
+        return self._read(keys, context).to(dtype), self._read(values, context).to(dtype)
+
+    @staticmethod
+    def _read(rows: Tensor, context: KVContext) -> Tensor:
         if context.pages is None:
-            assert context.first_row is not None
             return rows.narrow(1, context.first_row, context.num_tokens)
         pages = torch.unflatten(rows, 1, (-1, PAGE_TOKENS)).index_select(1, context.pages)
         return pages.flatten(1, 2).narrow(1, 0, context.num_tokens)

@@ -12,12 +12,65 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvreg_kernels.gated_delta_rule import gated_delta_rule
-from kvreg_kernels.unit_length import unit_length
+from kvreg_kernels.gated_delta_rule import bind_gated_delta_rule
 from kvreg_service.model.config import ModelConfig
 from kvreg_service.model.precision import accumulation_dtype
-from kvreg_service.model.projection import Projection
+from kvreg_service.model.projection import Projection, rms_direction
 from kvreg_service.model.step import Step
+
+
+class GatedDeltaNetBuffers:
+    """What the layer computes in, for T tokens of each of B sequences; N = B * T rows.
+
+    All layers share one, as they run one after the other. Names are those of the data flow:
+    ``projected`` is written by one product and read in parts.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_sequences: int,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        num_rows = num_sequences * num_tokens
+        heads, value_size = config.linear_num_value_heads, config.linear_value_size
+        channels, taps = config.conv_channels, config.linear_conv_kernel_dim
+        exact = accumulation_dtype(dtype)
+
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.unit = empty(num_rows, config.hidden_size)
+        sizes = (channels, value_size, heads, heads)
+        self.projected = empty(num_rows, sum(sizes))
+        new, self.gate, self.raw_beta, self.raw_decay = torch.split_with_sizes(
+            self.projected, sizes, dim=1
+        )
+        # The window of the convolution: the columns kept in the state, then the new ones.
+        self.new_columns = new.view(num_sequences, num_tokens, channels)
+        self.window = empty(num_sequences, taps - 1 + num_tokens, channels)
+        self.kept_columns = self.window[:, num_tokens:]
+        self.taps = [self.window[:, tap : tap + num_tokens] for tap in range(taps)]
+        self.mixed = empty(num_sequences, num_tokens, channels, dtype=exact)
+
+        self.log_decay = empty(num_rows, heads, dtype=exact)
+        self.beta = empty(num_rows, heads, dtype=exact)
+        key_shape = (2, config.linear_num_key_heads, config.linear_key_head_dim)
+        qk = self.mixed[..., : 2 * config.linear_key_size]
+        v = self.mixed[..., 2 * config.linear_key_size :]
+        self.rule = bind_gated_delta_rule(
+            qk.view(num_sequences, num_tokens, *key_shape),
+            v.view(num_sequences, num_tokens, heads, config.linear_value_head_dim),
+            self.log_decay.view(num_sequences, num_tokens, heads),
+            self.beta.view(num_sequences, num_tokens, heads),
+        )
+        self.normed = empty(
+            num_sequences, num_tokens, heads, config.linear_value_head_dim, dtype=exact
+        )
+        self.normed_rows = self.normed.view(num_rows, value_size)
+        self.gated = empty(num_rows, value_size)
 
 
 class GatedDeltaNet:
@@ -27,85 +80,50 @@ class GatedDeltaNet:
         self, index: int, config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device
     ) -> None:
         self.index = index
-        self.key_heads = config.linear_num_key_heads
-        self.value_heads = config.linear_num_value_heads
-        self.key_dim = config.linear_key_head_dim
-        self.value_dim = config.linear_value_head_dim
-        self.input_epsilon = config.hidden_size * config.rms_norm_eps
-        self.output_epsilon = self.value_dim * config.rms_norm_eps
-        self.sizes = (
-            2 * config.linear_key_size,
-            config.linear_value_size,
-            config.linear_value_size,
-            self.value_heads,
-            self.value_heads,
-        )
+        layer = {name.removeprefix("linear_attn."): weight for name, weight in weights.items()}
+        dtype, eps = layer["out_proj.weight"].dtype, config.rms_norm_eps
+        self.input_norm = rms_direction(config.hidden_size, eps, dtype, device)
+        self.output_norm = rms_direction(config.linear_value_head_dim, eps, dtype, device)
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         self.in_proj = Projection.fused(
-            [weights[f"linear_attn.{name}.weight"] for name in names],
+            [layer[f"{name}.weight"] for name in names],
             device,
-            norm=1 + weights["input_layernorm.weight"],
+            norm=1 + layer["input_layernorm.weight"],
         )
-        # The gated norm's weight is repeated for each value head.
-        out_norm = weights["linear_attn.norm.weight"].repeat(self.value_heads)
+        # The norm is per value head: its weight repeats, and its size is that of one head.
+        heads = config.linear_num_value_heads
         self.out_proj = Projection.fused(
-            [weights["linear_attn.out_proj.weight"]],
-            device,
-            norm=out_norm / self.value_heads**0.5,
+            [layer["out_proj.weight"]], device, norm=layer["norm.weight"].repeat(heads) / heads**0.5
         )
-        self.conv_weight = (
-            weights["linear_attn.conv1d.weight"].to(device).squeeze(1).t().contiguous()
-        )
-        exact = accumulation_dtype(self.in_proj.matrix.dtype)
-        self.decay_rate = -weights["linear_attn.A_log"].to(device, exact).exp()
-        self.dt_bias = weights["linear_attn.dt_bias"].to(device, exact)
+        exact = accumulation_dtype(dtype)
+        conv_weight = layer["conv1d.weight"].to(device, exact).squeeze(1)
+        self.conv_taps = conv_weight.t().contiguous().unbind()
+        self.decay_rate = -layer["A_log"].to(device, exact).exp()
+        self.dt_bias = layer["dt_bias"].to(device, exact)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """Returns what is added to the residual stream.
-
-        Shapes:
-            x [N, hidden] with N = sequences * tokens; returns the same shape.
+    def __call__(self, x: Tensor, buffers: GatedDeltaNetBuffers, step: Step) -> None:
+        """Adds the layer's output to the residual stream x [N, hidden].
 
         Effects:
             Advances the layer's conv and recurrent states of the step.
         """
-        batch, tokens = step.num_sequences, step.num_tokens
-        projected = self.in_proj(unit_length(x, self.input_epsilon))
-        conv_size = self.sizes[0] + self.sizes[1]
-        mixed = causal_conv(
-            projected[:, :conv_size].view(batch, tokens, conv_size),
-            self.conv_weight,
-            step.states.conv[self.index],
-        )
-        qk, v = torch.split_with_sizes(mixed, self.sizes[:2], dim=-1)
-        z, beta, decay = torch.split_with_sizes(projected[:, conv_size:], self.sizes[2:], dim=-1)
-        log_decay = F.softplus(decay.to(self.dt_bias.dtype) + self.dt_bias) * self.decay_rate
-        out = gated_delta_rule(
-            qk.view(batch, tokens, 2, self.key_heads, self.key_dim),
-            v.view(batch, tokens, self.value_heads, self.value_dim),
-            log_decay.view(batch, tokens, -1),
-            beta.sigmoid().view(batch, tokens, -1),
-            step.states.recurrent[self.index],
-        )
-        normed = unit_length(out, self.output_epsilon).reshape(batch * tokens, -1)
-        return self.out_proj(normed * F.silu(z))
+        self.input_norm(x, out=buffers.unit)
+        self.in_proj(buffers.unit, out=buffers.projected)
+        self._convolve(buffers, step.states.conv[self.index])
+        time_step = F.softplus(buffers.raw_decay + self.dt_bias)
+        torch.mul(time_step, self.decay_rate, out=buffers.log_decay)
+        torch.sigmoid(buffers.raw_beta, out=buffers.beta)
+        read = buffers.rule(step.states.recurrent[self.index])
+        self.output_norm(read, out=buffers.normed)
+        gate = F.silu(buffers.gate, inplace=True)
+        torch.mul(buffers.normed_rows, gate, out=buffers.gated)
+        self.out_proj.add_to(x, buffers.gated)
 
-
-def causal_conv(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Applies a depthwise causal convolution and SiLU.
-
-    Shapes:
-        x [B, T, C]; weight [K, C], oldest input first; state [B, K - 1, C]; returns [B, T, C].
-
-    Effects:
-        ``state`` becomes the last K - 1 inputs.
-    """
-    tokens = x.shape[1]
-    window = torch.cat((state, x), dim=1)
-    state.copy_(window[:, tokens:])
-    if tokens == 1:
-        return F.silu((window * weight).sum(1, keepdim=True))
-    out = window[:, :tokens] * weight[0]
-    for offset in range(1, weight.shape[0]):
-        out.addcmul_(window[:, offset : offset + tokens], weight[offset])
-    return F.silu(out)
+    def _convolve(self, buffers: GatedDeltaNetBuffers, state: Tensor) -> None:
+        """Depthwise causal convolution and SiLU; ``state`` becomes the last columns."""
+        torch.cat((state, buffers.new_columns), dim=1, out=buffers.window)
+        state.copy_(buffers.kept_columns)
+        torch.mul(buffers.taps[0], self.conv_taps[0], out=buffers.mixed)
+        for columns, weight in zip(buffers.taps[1:], self.conv_taps[1:], strict=True):
+            buffers.mixed.addcmul_(columns, weight)
+        F.silu(buffers.mixed, inplace=True)

@@ -6,23 +6,51 @@ with each call, and logits leave with it; choosing tokens is somebody else's.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kvreg_kernels.unit_length import unit_length
-from kvreg_service.model.attention import Attention
+from kvreg_service.model.attention import Attention, AttentionBuffers
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.config import ModelConfig
-from kvreg_service.model.feed_forward import FeedForward
-from kvreg_service.model.gated_delta_net import GatedDeltaNet
-from kvreg_service.model.projection import Projection
-from kvreg_service.model.step import Step, rotary_frequencies
+from kvreg_service.model.feed_forward import FeedForward, FeedForwardBuffers
+from kvreg_service.model.gated_delta_net import GatedDeltaNet, GatedDeltaNetBuffers
+from kvreg_service.model.precision import accumulation_dtype
+from kvreg_service.model.projection import Projection, rms_direction
+from kvreg_service.model.step import RotaryTable, Step
+
+
+class Buffers:
+    """What a step of B sequences of T tokens computes in. Nothing in it outlives the step."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_sequences: int,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        sizes = (num_sequences, num_tokens)
+        self.linear = GatedDeltaNetBuffers(config, *sizes, dtype, device)
+        self.attention = AttentionBuffers(config, *sizes, dtype, device)
+        self.feed_forward = FeedForwardBuffers(config, num_sequences * num_tokens, dtype, device)
+
+
+class DecodeBuffers(threading.local):
+    """The buffers of each thread by number of sequences, made at first use.
+
+    Per thread, because engines that share a model decode at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.by_num_sequences: dict[int, Buffers] = {}
 
 
 class HybridModel:
-    """A loaded model. Calls are not re-entrant per slot or page; different models are independent.
+    """A loaded model. Threads may share one, as long as they share neither slots nor pages.
 
     Results are inference tensors: operate on them out of place, or inside ``inference_mode``.
     """
@@ -38,23 +66,25 @@ class HybridModel:
         self.config = config
         self.device = device
         self.dtype = weights["embed_tokens.weight"].dtype
-        self.embedding = weights.pop("embed_tokens.weight").to(device)
-        self.frequencies = rotary_frequencies(config, device)
-        self.layers: list[tuple[GatedDeltaNet | Attention, FeedForward]] = []
+        exact = accumulation_dtype(self.dtype)
+        self._embedding = weights.pop("embed_tokens.weight").to(device)
+        self._rotary = RotaryTable(config, exact, device)
+        self._layers: list[tuple[GatedDeltaNet | Attention, FeedForward]] = []
         counts = {"linear_attention": 0, "full_attention": 0}
         for number, kind in enumerate(config.layer_types):
             layer = _take(weights, f"layers.{number}.")
             mixer_class = GatedDeltaNet if kind == "linear_attention" else Attention
             mixer = mixer_class(counts[kind], config, layer, device)
             counts[kind] += 1
-            self.layers.append((mixer, FeedForward(config, layer, device)))
-        self.norm_epsilon = config.hidden_size * config.rms_norm_eps
-        norm = (1 + weights.pop("norm.weight")).to(device) * config.hidden_size**0.5
-        self.norm_scale = norm
+            self._layers.append((mixer, FeedForward(config, layer, device)))
+        self._norm = rms_direction(config.hidden_size, config.rms_norm_eps, self.dtype, device)
+        norm = 1 + weights.pop("norm.weight").to(device, exact)
+        self._norm_scale = norm * config.hidden_size**0.5
         if config.tie_word_embeddings:
-            self.lm_head = Projection(self.embedding.t())
+            self._lm_head = Projection(self._embedding.t())
         else:
-            self.lm_head = Projection.fused([weights.pop("lm_head.weight")], device)
+            self._lm_head = Projection.fused([weights.pop("lm_head.weight")], device)
+        self._decode_buffers = DecodeBuffers()
 
     @torch.inference_mode()
     def prefill(
@@ -78,10 +108,12 @@ class HybridModel:
         """
         if start == 0:
             states.zero(slot)
+        num_tokens = len(token_ids)
         step = Step.build(
-            [start], len(token_ids), [slot], [page_table], states, pages, self.frequencies
+            [start], num_tokens, [page_table], states.batch([slot]), pages, self._rotary
         )
-        x = self._run(token_ids.to(self.device), step)
+        buffers = Buffers(self.config, 1, num_tokens, self.dtype, self.device)
+        x = self._run(token_ids.to(self.device), step, buffers)
         return self._logits(x[-1:])[0]
 
     @torch.inference_mode()
@@ -102,20 +134,34 @@ class HybridModel:
         Effects:
             As ``prefill`` with T = 1 for each sequence. Positions are at least 1, slots differ.
         """
-        step = Step.build(positions, 1, slots, page_tables, states, pages, self.frequencies)
-        return self._logits(self._run(torch.tensor(token_ids, device=self.device), step))
+        batch = states.batch(slots)
+        step = Step.build(positions, 1, page_tables, batch, pages, self._rotary)
+        x = self._run(
+            torch.tensor(token_ids, device=self.device), step, self._buffers(len(token_ids))
+        )
+        batch.commit()
+        return self._logits(x)
 
-    def _run(self, token_ids: Tensor, step: Step) -> Tensor:
+    def _run(self, token_ids: Tensor, step: Step, buffers: Buffers) -> Tensor:
         """Returns the residual stream after the last layer, [N, hidden]."""
-        x = self.embedding.index_select(0, token_ids).to(step.states.dtype)
-        for mixer, feed_forward in self.layers:
-            x.add_(mixer(x, step))
-            x.add_(feed_forward(x))
-        step.states.commit()
+        x = self._embedding.index_select(0, token_ids).to(self._norm_scale.dtype)
+        for mixer, feed_forward in self._layers:
+            if isinstance(mixer, GatedDeltaNet):
+                mixer(x, buffers.linear, step)
+            else:
+                mixer(x, buffers.attention, step)
+            feed_forward(x, buffers.feed_forward)
         return x
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.lm_head(unit_length(x, self.norm_epsilon) * self.norm_scale).to(x.dtype)
+        normed = self._norm(x).mul_(self._norm_scale)
+        return self._lm_head(normed.to(self.dtype)).to(x.dtype)
+
+    def _buffers(self, num_sequences: int) -> Buffers:
+        made = self._decode_buffers.by_num_sequences
+        if num_sequences not in made:
+            made[num_sequences] = Buffers(self.config, num_sequences, 1, self.dtype, self.device)
+        return made[num_sequences]
 
 
 def _take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -11,6 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvreg_kernels.unit_length import UnitLength
+from kvreg_service.model.precision import accumulation_dtype
+
+
+def rms_direction(size: int, eps: float, dtype: torch.dtype, device: torch.device) -> UnitLength:
+    """Returns what is left of an RMS norm of ``size`` once its constants are folded away.
+
+    ``dtype`` is that of the matrices; the norm itself computes in the type of the residual stream.
+    """
+    return UnitLength(size * eps, accumulation_dtype(dtype), device)
+
 
 class Projection:
     """One matrix [inputs, outputs], with a bias if the model has one.
@@ -45,9 +56,17 @@ class Projection:
                 part.copy_(weight.t().to(norm.dtype) * (norm * num_inputs**0.5).unsqueeze(1))
         return cls(matrix, torch.cat(list(biases)).to(device) if biases else None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiplies [N, inputs], cast to the type of the matrix; returns [N, outputs]."""
-        x = x.to(self.matrix.dtype)
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Multiplies [N, inputs], in the type of the matrix; returns [N, outputs]."""
         if self.bias is None:
-            return torch.mm(x, self.matrix)
-        return torch.addmm(self.bias, x, self.matrix)
+            return torch.mm(x, self.matrix, out=out)
+        return torch.addmm(self.bias, x, self.matrix, out=out)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Adds the product of x to ``residual`` [N, outputs], which may be of a wider type."""
+        if residual.dtype != self.matrix.dtype:
+            residual.add_(self(x))
+            return
+        residual.addmm_(x, self.matrix)
+        if self.bias is not None:
+            residual.add_(self.bias)

@@ -11,19 +11,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvreg_service.model.cache import KVContext, KVPages, StateBatch, StateSlots
+from kvreg_service.model.cache import KVContext, KVPages, StateBatch
 from kvreg_service.model.config import ModelConfig
 
 
-def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Returns the angle per position of each rotated pair of dimensions, [rotary_dim / 2].
+class RotaryTable:
+    """The angle per position of each rotated dimension.
 
-    In fp32 whatever the weights, as in transformers: far positions must give the same angles.
+    Angles are fp32 whatever the weights, as in transformers: far positions must give the same.
     """
-    # An odd size still divides by itself; only the number of pairs is rounded up.
-    size = int(config.head_dim * config.partial_rotary_factor)
-    exponents = torch.arange(0, size, 2, device=device).to(torch.float32) / size
-    return 1.0 / config.rope_theta**exponents
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        # An odd size still divides by itself; only the number of pairs is rounded up.
+        size = int(config.head_dim * config.partial_rotary_factor)
+        exponents = torch.arange(0, size, 2, device=device).to(torch.float32) / size
+        frequencies = 1.0 / config.rope_theta**exponents
+        self.signed_frequencies = torch.cat((-frequencies, frequencies))
+
+    def at(self, positions: Sequence[int]) -> Rotation:
+        """Computes the rotation of N tokens."""
+        device = self.signed_frequencies.device
+        column = torch.tensor(positions, dtype=torch.float32, device=device).view(-1, 1, 1)
+        angles = column * self.signed_frequencies
+        return Rotation(angles.cos().to(self.dtype), angles.sin().to(self.dtype))
 
 
 @dataclass(frozen=True)
@@ -38,20 +49,6 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
-    @classmethod
-    def at(cls, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
-        """Computes angles in fp32 as transformers does, whatever the type of the result."""
-        angles = positions.to(torch.float32).view(-1, 1, 1) * frequencies
-        signed = torch.cat((-angles, angles), dim=-1)
-        return cls(signed.cos().to(dtype), signed.sin().to(dtype))
-
-    def apply_(self, x: Tensor) -> None:
-        """Rotates the leading dimensions of each head of x [N, heads, head_dim] in place."""
-        rotated = x[..., : self.cos.shape[-1]]
-        half = self.cos.shape[-1] // 2
-        swapped = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
-        rotated.mul_(self.cos).addcmul_(swapped, self.sin)
-
 
 @dataclass(frozen=True)
 class Step:
@@ -61,8 +58,6 @@ class Step:
         rows [B * T] int64: where the new keys and values go.
     """
 
-    num_sequences: int
-    num_tokens: int
     states: StateBatch
     pages: KVPages
     rows: Tensor
@@ -74,30 +69,23 @@ class Step:
         cls,
         starts: Sequence[int],
         num_tokens: int,
-        slots: Sequence[int],
         page_tables: Sequence[Sequence[int]],
-        states: StateSlots,
+        states: StateBatch,
         pages: KVPages,
-        frequencies: Tensor,
+        rotary: RotaryTable,
     ) -> Step:
-        """Opens the memories of sequences whose next token has position ``starts[i]``."""
-        device = frequencies.device
+        """Opens the pages of sequences whose next token has position ``starts[i]``."""
         rows: list[int] = []
         positions: list[int] = []
-        for start, table in zip(starts, page_tables, strict=True):
-            rows += pages.rows(table, start, num_tokens)
+        contexts: list[KVContext] = []
+        for start, page_table in zip(starts, page_tables, strict=True):
+            rows += pages.rows(page_table, start, num_tokens)
             positions += range(start, start + num_tokens)
+            contexts.append(pages.context(page_table, start + num_tokens))
         return cls(
-            num_sequences=len(starts),
-            num_tokens=num_tokens,
-            states=states.batch(slots),
-            pages=pages,
-            rows=torch.tensor(rows, device=device),
-            contexts=tuple(
-                pages.context(table, start + num_tokens)
-                for start, table in zip(starts, page_tables, strict=True)
-            ),
-            rotation=Rotation.at(
-                torch.tensor(positions, device=device), frequencies, states.recurrent.dtype
-            ),
+            states,
+            pages,
+            torch.tensor(rows, device=pages.kv.device),
+            tuple(contexts),
+            rotary.at(positions),
         )

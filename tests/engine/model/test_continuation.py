@@ -50,7 +50,7 @@ class Outcome:
 
     def kv(self, page_table: list[int]) -> Tensor:
         context = self.pages.context(page_table, NUM_TOKENS)
-        return torch.stack([self.pages.read(i, context) for i in range(2)])
+        return torch.cat([torch.cat(self.pages.read(i, context, torch.float64)) for i in range(2)])
 
 
 @pytest.fixture(scope="module")

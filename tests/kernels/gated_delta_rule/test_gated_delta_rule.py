@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvreg_kernels.gated_delta_rule import gated_delta_rule
+from kvreg_kernels.gated_delta_rule import bind_gated_delta_rule, gated_delta_rule
 from kvreg_kernels.gated_delta_rule.cases import (
     DECAYS,
     FP32_ROUNDING,
@@ -17,8 +17,8 @@ from kvreg_kernels.gated_delta_rule.cases import (
     Shape,
     make_inputs,
 )
-from kvreg_kernels.gated_delta_rule.chunked import chunked_gated_delta_rule
-from kvreg_kernels.gated_delta_rule.recurrent import recurrent_gated_delta_rule
+from kvreg_kernels.gated_delta_rule.chunked import ChunkedForm
+from kvreg_kernels.gated_delta_rule.recurrent import RecurrentForm
 from kvreg_kernels.gated_delta_rule.reference import reference_gated_delta_rule
 from kvreg_kernels.testing import Tolerance, assert_close, nan_filled
 
@@ -41,6 +41,14 @@ ONE_TOKEN = [shape for shape in SHAPES if shape.tokens == 1]
 TOLERANCES = {torch.float64: FP64_ROUNDING, torch.float32: FP32_ROUNDING}
 
 
+def chunked(qk: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    return ChunkedForm(qk, v, log_decay, beta)(state)
+
+
+def recurrent(qk: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    return RecurrentForm(qk, v, log_decay, beta)(state)
+
+
 def check(form: Form, inputs: Inputs, tolerance: Tolerance) -> None:
     expected, expected_state = reference_gated_delta_rule(*inputs.as_tuple())
     out = form(*inputs.as_tuple())
@@ -58,7 +66,7 @@ def test_it_equals_the_reference(shape: Shape, decay: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("shape", ONE_TOKEN, ids=str)
-@pytest.mark.parametrize("form", [chunked_gated_delta_rule, recurrent_gated_delta_rule])
+@pytest.mark.parametrize("form", [chunked, recurrent])
 def test_both_forms_take_one_token(
     form: Form, shape: Shape, decay: str, dtype: torch.dtype
 ) -> None:
@@ -69,8 +77,8 @@ def test_both_forms_take_one_token(
 def test_token_by_token_equals_the_chunked_form(decay: str) -> None:
     whole = make_inputs(Shape(2, 150, 2, 4, 8, 6), decay=decay)
     steps = whole.to(torch.float64)
-    out = chunked_gated_delta_rule(*whole.as_tuple())
-    walked = [recurrent_gated_delta_rule(*steps.tokens(t, t + 1).as_tuple()) for t in range(150)]
+    out = chunked(*whole.as_tuple())
+    walked = [recurrent(*steps.tokens(t, t + 1).as_tuple()) for t in range(150)]
     assert_close(torch.cat(walked, dim=1), out, FP64_ROUNDING, "output")
     assert_close(steps.state, whole.state, FP64_ROUNDING, "new state")
 
@@ -139,21 +147,25 @@ def test_errors_do_not_grow_over_a_long_sequence(decay: str) -> None:
     check(gated_delta_rule, inputs, FP32_ROUNDING)
 
 
-def test_half_precision_inputs_keep_an_fp32_state() -> None:
-    exact = make_inputs(Shape(1, 70, 1, 2, 8, 8))
-    half = exact.to(torch.float16)
-    state = half.state.float()
-    expected, expected_state = reference_gated_delta_rule(*half.as_tuple())
-    out = gated_delta_rule(*half.as_tuple()[:4], state)
-    assert out.dtype == torch.float16
-    assert_close(state, expected_state, FP32_ROUNDING, "new state")
-    assert_close(out, expected.half(), Tolerance("fp16 output", 1e-3, 1e-2), "output")
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_a_bound_rule_reads_what_its_buffers_hold_at_each_call(tokens: int) -> None:
+    shape = Shape(2, tokens, 2, 4, 8, 6)
+    first, second = make_inputs(shape, seed=1), make_inputs(shape, seed=2)
+    buffers = [nan_filled(*x.shape, dtype=x.dtype) for x in first.as_tuple()[:4]]
+    rule = bind_gated_delta_rule(*buffers)
+    for inputs in (first, second, first):
+        for buffer, values in zip(buffers, inputs.as_tuple()[:4], strict=True):
+            buffer.copy_(values)
+        state = inputs.state.clone()
+        expected, expected_state = reference_gated_delta_rule(*inputs.as_tuple())
+        assert_close(rule(state), expected, FP64_ROUNDING, "output")
+        assert_close(state, expected_state, FP64_ROUNDING, "new state")
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_shapes_that_do_not_fit_are_refused(tokens: int) -> None:
     inputs = make_inputs(Shape(1, tokens, 1, 2, 8, 6))
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="state is"):
         gated_delta_rule(*inputs.as_tuple()[:4], inputs.state.mT.contiguous())
     with pytest.raises(ValueError, match="do not fit"):
         gated_delta_rule(inputs.qk, inputs.v, inputs.log_decay[..., :1], inputs.beta, inputs.state)

@@ -142,17 +142,17 @@ def test_what_was_written_is_read_in_order(
     pages: KVPages, page_table: list[int], num_tokens: int
 ) -> None:
     kv = torch.randn(
-        num_tokens, 2 * CONFIG.num_key_value_heads, CONFIG.head_dim,
+        2 * CONFIG.num_key_value_heads, num_tokens, CONFIG.head_dim,
         generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     pages.write(0, torch.tensor(pages.rows(page_table, 0, num_tokens)), kv)
-    read = pages.read(0, pages.context(page_table, num_tokens))
-    assert torch.equal(read, kv.transpose(0, 1))
+    keys, values = pages.read(0, pages.context(page_table, num_tokens), torch.float32)
+    assert torch.equal(torch.cat((keys, values)), kv)
 
 
 def test_a_run_of_pages_is_read_without_a_copy(pages: KVPages) -> None:
-    read = pages.read(0, pages.context([2, 3], 100))
-    assert read.untyped_storage().data_ptr() == pages.kv.untyped_storage().data_ptr()
+    for read in pages.read(0, pages.context([2, 3], 100), torch.float32):
+        assert read.untyped_storage().data_ptr() == pages.kv.untyped_storage().data_ptr()
 
 
 def test_a_context_needs_its_pages(pages: KVPages) -> None:
