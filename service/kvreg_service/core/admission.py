@@ -178,8 +178,11 @@ class AdmissionPlanner:
             yield sequence, None, entry
 
     def _diverged_at(self, request: Request) -> int | None:
-        shared = [request.prompt.common_prefix(s.ledger) for s, _, _ in self._kept()]
-        return max(shared, default=None)
+        longest: int | None = None
+        for sequence, _, _ in self._kept():
+            if longest is None or request.prompt.agrees_up_to(sequence.ledger, longest + 1):
+                longest = request.prompt.common_prefix(sequence.ledger)
+        return longest
 
     def _regret(self, request: Request, resume: Resume) -> int:
         sequence = resume.sequence

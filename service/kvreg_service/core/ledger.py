@@ -75,6 +75,13 @@ class TokenLedger:
                 return False
         return True
 
+    def agrees_up_to(self, other: TokenLedger, num_tokens: int) -> bool:
+        """Return whether the first ``num_tokens`` agree as far as digests tell. Constant time."""
+        if len(other) < num_tokens or not self.may_start_with(other, num_tokens):
+            return False
+        tail = slice(num_tokens // PAGE_TOKENS * PAGE_TOKENS, num_tokens)
+        return self.tokens[tail] == other.tokens[tail]
+
     def common_prefix(self, other: TokenLedger) -> int:
         """Return how many leading tokens agree. For reports; logarithmic in the pages."""
         if self.identity != other.identity:
