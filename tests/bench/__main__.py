@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 BENCHES = ("comparison", "batch", "step_overhead", "attach", "planning")
 _WITHOUT_MODEL = frozenset({"planning"})
+_ROUNDS = 9
 _FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 
 
@@ -64,7 +65,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(BENCHES))
     parser.add_argument("--peer", metavar="URL", help="an OpenAI-compatible server that is running")
     parser.add_argument("--peer-name", metavar="TEXT", default="peer", help="what tables call it")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each is measured [9]")
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, help=f"how often each is measured [{_ROUNDS}]"
+    )
     parser.add_argument("--name", help="of the document; by default the benches'")
     parser.add_argument("--remark", default="", help="a sentence for the head of the document")
     parser.add_argument("--output", type=Path, default=_FOLDER, help="folder of the document")
@@ -80,8 +83,11 @@ def _command(options: argparse.Namespace) -> str:
     parts = ["make bench"]
     if options.peer:
         parts.append(f"PEER={options.peer}")
-    if options.benches:
-        parts.append(f'ARGS="{" ".join(options.benches)}"')
+    arguments = list(options.benches)
+    if options.rounds != _ROUNDS:
+        arguments.append(f"--rounds {options.rounds}")
+    if arguments:
+        parts.append(f'ARGS="{" ".join(arguments)}"')
     return " ".join(parts)
 
 

@@ -1,7 +1,8 @@
 """transformers, a peer and kvreg on the same conversations, in turn.
 
 Measures what a return after a side request costs, and the rates of prefill and decode. Contestants
-alternate within each round, so that the machine's drift touches them alike.
+alternate within each round, and each round begins with another one, so that the machine's drift
+touches them alike.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def run(bench: BenchRun) -> Section:
         # The first round warms caches, allocators and connections; it does not count.
         _play(contestants, {one.name: Results() for one in contestants})
         bench.progress.advance(task)
-        for _ in range(bench.rounds):
-            _play(contestants, results)
+        for number in range(bench.rounds):
+            first = number % len(contestants)
+            _play(contestants[first:] + contestants[:first], results)
             bench.progress.advance(task)
     names = list(results)
     return Section(

@@ -37,16 +37,19 @@ _SHARED_STEP_TOKENS = 3_000
 _TAIL_TOKENS = 40
 _VOCABULARY = 150_000
 _SAMPLES_PER_ROUND = 10
-_GOAL_S = 1e-3
+_DECODE_STEPS = 50
+_PLAN_GOAL_S = 1e-3
+_DECODE_GOAL_S = 0.35e-3
 
 _METHOD = f"""\
 Registries of R = {_ENTRIES} entries, full of sequences of {_PROMPT_TOKENS:,} tokens that share
 prefixes of 0 to {(_ENTRIES - 1) * _SHARED_STEP_TOKENS:,} tokens, policy `cost`, exchange on.
 *Return*: a kept sequence comes back with a new tail and swaps places with the lane's. *Branch*: a
-prompt of {_PROMPT_TOKENS:,} tokens that leaves all kept ones at token {_BRANCH_AT:,}, a full reset.
-*Side request*: {_SIDE_TOKENS} tokens. *Plan* is `AdmissionPlanner`, *step* the whole `schedule()`
-call that admits, with its moves of pages. *Digests* is the hashing of the prompt on arrival, which
-happens outside of the step loop."""
+prompt of {_PROMPT_TOKENS:,} tokens that leaves the kept ones at token {_BRANCH_AT:,} or before, a
+full reset. *Side request*: {_SIDE_TOKENS} tokens. *Plan* is `AdmissionPlanner`, *step* the whole
+call of `schedule()` that admits, with its moves of pages. *Digests* is the hashing of the prompt on
+arrival, which happens outside of the step loop. The second table is the core's share of a decode
+step, `schedule()` and `commit()`, while every lane decodes behind {_PROMPT_TOKENS:,} tokens."""
 
 _Stages = dict[str, list[float]]
 
@@ -54,36 +57,47 @@ _Stages = dict[str, list[float]]
 def run(bench: BenchRun) -> Section:
     """Measure each kind of request at each number of lanes."""
     task = bench.progress.add_task("planning", total=len(_LANES) * (bench.rounds + 1))
-    rows: list[tuple[str, ...]] = []
+    admissions: list[tuple[str, ...]] = []
+    decodes: list[tuple[str, ...]] = []
     data: dict[str, object] = {}
     for lanes in _LANES:
         core = _FullCore(lanes)
         bench.progress.advance(task)
         times: dict[str, _Stages] = defaultdict(lambda: defaultdict(list))
+        steps_s: list[float] = []
         for _ in range(bench.rounds):
             for kind, prompts in core.prompts.items():
                 for tokens in prompts(_SAMPLES_PER_ROUND):
                     for stage, seconds in core.admit(kind, tokens).items():
                         times[kind][stage].append(seconds)
+            steps_s += core.decode(_DECODE_STEPS)
             bench.progress.advance(task)
         for kind, stages in times.items():
             samples = {stage: Samples.of(values) for stage, values in stages.items()}
-            rows.append((f"C = {lanes}, {kind}", *_cells(samples)))
+            admissions.append((f"C = {lanes}, {kind}", *_cells(samples)))
             data[f"C={lanes} {kind}"] = {name: one.as_json() for name, one in samples.items()}
-    columns = (
-        "", "plan, ms", "p99", "goal", "step, ms", "p99", "digests, ms",
-    )  # fmt: skip
-    return Section("planning", _METHOD, [Table("Time to admit a request", columns, rows)], data)
+        step = Samples.of(steps_s)
+        decodes.append((f"C = {lanes}", *_timed_cells(step, 3, _DECODE_GOAL_S, "<= 0.35 ms")))
+        data[f"C={lanes} decode step"] = step.as_json()
+    columns = ("", "plan, ms", "p99", "goal", "step, ms", "p99", "digests, ms")
+    tables = [
+        Table("Time to admit a request", columns, admissions),
+        Table("The core's share of a decode step", ("", "step, ms", "p99", "goal"), decodes),
+    ]
+    return Section("planning", _METHOD, tables, data)
 
 
 def _cells(samples: dict[str, Samples]) -> Iterator[str]:
-    plan, step, digests = samples["plan"], samples["step"], samples["digests"]
-    yield plan.text(scale=1e3, digits=2)
-    yield f"{plan.percentile(99) * 1e3:.2f}"
-    yield goal_text(plan.median <= _GOAL_S, "<= 1 ms")
-    yield step.text(scale=1e3, digits=2)
-    yield f"{step.percentile(99) * 1e3:.2f}"
-    yield digests.text(scale=1e3, digits=2)
+    yield from _timed_cells(samples["plan"], 2, _PLAN_GOAL_S, "<= 1 ms")
+    yield samples["step"].text(scale=1e3, digits=2)
+    yield f"{samples['step'].percentile(99) * 1e3:.2f}"
+    yield samples["digests"].text(scale=1e3, digits=2)
+
+
+def _timed_cells(samples: Samples, digits: int, goal_s: float, goal: str) -> Iterator[str]:
+    yield samples.text(scale=1e3, digits=digits)
+    yield f"{samples.percentile(99) * 1e3:.{digits}f}"
+    yield goal_text(samples.median <= goal_s, goal)
 
 
 class _FullCore:
@@ -135,6 +149,23 @@ class _FullCore:
             raise RedError(f"a {kind} is planned as {plan.reuse_path if plan else 'not at all'}")
         return {"digests": digests_s, "plan": plan_s, "step": self._run(request)}
 
+    def decode(self, num_steps: int) -> list[float]:
+        """Let every lane decode a kept sequence; return the core's seconds of each step."""
+        num_lanes = len(self._scheduler.placement.lanes)
+        # The first to arrive must still decode when the last one does.
+        max_tokens = num_steps + num_lanes + 1
+        for tokens in list(self._returning(num_lanes)):
+            self._scheduler.submit(self._request(tokens, max_tokens))
+        steps_s = []
+        while self._scheduler.has_work:
+            start_s = time.perf_counter()
+            plan = self._scheduler.schedule(self._now_s)
+            self._commit(plan)
+            step_s = time.perf_counter() - start_s
+            if sum(work.is_decode for work in plan.work) == num_lanes:
+                steps_s.append(step_s)
+        return steps_s
+
     def _run(self, request: Request) -> float:
         """Run a request to its end; return the seconds of the call that admitted it."""
         self._scheduler.submit(request)
@@ -152,12 +183,12 @@ class _FullCore:
         self._now_s += 0.01
         self._scheduler.commit(plan, StepResult(sampled=sampled), self._now_s)
 
-    def _request(self, tokens: array[int]) -> Request:
+    def _request(self, tokens: array[int], max_tokens: int = 1) -> Request:
         self._num_requests += 1
         return Request(
             request_id=RequestId(f"bench-{self._num_requests}"),
             prompt=TokenLedger(self._identity, tokens),
-            max_tokens=1,
+            max_tokens=max_tokens,
             arrival_s=self._now_s,
             boundary=len(tokens) - 4,
         )
