@@ -1,0 +1,98 @@
+"""When the step loop ends, everybody hears of it and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engine_bench import Hold, token_prompt
+
+from kvreg_service.core.errors import Draining, EngineDown
+
+
+@pytest.fixture
+def dying(make_bench, ids):
+    """A bench whose loop dies in the first step after both requests have arrived."""
+    bench = make_bench()
+    requests = [bench.request(token_prompt(ids(seed, 50))) for seed in (1, 2)]
+
+    async def scenario():
+        hold = Hold(lambda _: True)
+
+        def die(plan):
+            hold(plan)
+            raise SystemError("injected")
+
+        bench.runner.before_step = die
+        tasks = [asyncio.create_task(bench.ask(request)) for request in requests]
+        await bench.until(lambda now: now.running + now.queued == 2)
+        hold.release()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    return bench, bench.within_limit(scenario())
+
+
+def test_running_and_queued_requests_hear_that_the_engine_is_down(dying):
+    _, outcomes = dying
+
+    assert [type(outcome) for outcome in outcomes] == [EngineDown, EngineDown]
+
+
+def test_dead_engine_is_neither_alive_nor_ready(dying):
+    bench, _ = dying
+
+    assert (bench.engine.is_alive, bench.engine.is_ready) == (False, False)
+
+
+def test_dead_engine_refuses_new_requests(dying, ids):
+    bench, _ = dying
+
+    with pytest.raises(EngineDown):
+        bench.run(bench.request(token_prompt(ids(3, 50))))
+
+
+def test_nobody_waits_for_a_dead_engine_to_become_idle(dying):
+    bench, _ = dying
+
+    assert not bench.within_limit(bench.engine.wait_idle(60.0))
+
+
+def test_dead_engine_still_shows_its_registry(dying):
+    bench, _ = dying
+
+    assert len(bench.engine.snapshot().lanes) == 1
+
+
+def test_closing_fails_what_still_runs(make_bench, ids):
+    bench = make_bench()
+
+    async def scenario():
+        hold = bench.runner.before_step = Hold(lambda _: True)
+        task = asyncio.create_task(bench.ask(bench.request(token_prompt(ids(1, 50)))))
+        await hold.reached()
+        closing = asyncio.create_task(asyncio.to_thread(bench.engine.close))
+        await bench.until(lambda _: bench.engine._is_closing)
+        hold.release()
+        await closing
+        return await asyncio.gather(task, return_exceptions=True)
+
+    assert [type(outcome) for outcome in bench.within_limit(scenario())] == [EngineDown]
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(make_bench, ids):
+    bench = make_bench()
+
+    async def scenario():
+        hold = bench.runner.before_step = Hold(lambda _: True)
+        running = asyncio.create_task(bench.ask(bench.request(token_prompt(ids(1, 50)))))
+        await hold.reached()
+        bench.engine.drain()
+        late = asyncio.create_task(bench.ask(bench.request(token_prompt(ids(2, 50)))))
+        outcomes = await asyncio.gather(late, return_exceptions=True)
+        hold.release()
+        return await running, outcomes[0]
+
+    answer, refused = bench.within_limit(scenario())
+
+    assert len(answer.tokens) == 12
+    assert isinstance(refused, Draining)

@@ -1,0 +1,110 @@
+"""However the work is divided, the answer is the same: greedy decoding, fp64, a real engine."""
+
+from __future__ import annotations
+
+import pytest
+from engine_bench import token_prompt
+
+from kvreg_kernels.testing import assert_close
+from kvreg_service.model.testing import SAME_STATE_FP64
+
+
+def _assert_same_final_state(bench, lane, other, other_lane):
+    for ours, theirs in zip(bench.state(lane), other.state(other_lane), strict=True):
+        assert_close(ours, theirs, SAME_STATE_FP64, f"the state of lane {lane}")
+
+
+@pytest.fixture(scope="module")
+def lengths():
+    """Shorter than a chunk of the rule, around pages, longer than a chunk of prefill."""
+    return [5, 64, 130, 300]
+
+
+@pytest.mark.parametrize("num_lanes", [2, 3, 4])
+def test_batched_is_alone(make_bench, ids, lengths, num_lanes):
+    prompts = [token_prompt(ids(seed, n)) for seed, n in enumerate(lengths[:num_lanes])]
+    together = make_bench(lanes=num_lanes, prefill_chunk_tokens=100)
+    answers = together.run_together(*(together.request(p, max_tokens=24) for p in prompts))
+
+    assert num_lanes in together.runner.batch_sizes, "the precondition of this test"
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = make_bench()
+        assert answer.tokens == alone.run(alone.request(prompt, max_tokens=24))[0].tokens
+
+
+@pytest.mark.parametrize("num_lanes", [2, 3, 4])
+def test_batched_leaves_the_states_of_alone(make_bench, ids, lengths, num_lanes):
+    prompts = [token_prompt(ids(seed, n)) for seed, n in enumerate(lengths[:num_lanes])]
+    together = make_bench(lanes=num_lanes, prefill_chunk_tokens=100)
+    requests = [together.request(p, max_tokens=24) for p in prompts]
+    together.run_together(*requests)
+
+    for prompt, request in zip(prompts, requests, strict=True):
+        alone = make_bench()
+        alone.run(alone.request(prompt, max_tokens=24))
+        lane = together.runner.work_of(request.request_id)[0].lane
+        _assert_same_final_state(together, lane, alone, 0)
+
+
+@pytest.mark.parametrize("boundary", [None, 63, 64, 200])
+def test_chunked_is_whole(make_bench, ids, boundary):
+    prompt = token_prompt(ids(1, 300), boundary)
+    chunked, whole = make_bench(prefill_chunk_tokens=64), make_bench(prefill_chunk_tokens=512)
+
+    (ours,), (theirs,) = (bench.run(bench.request(prompt)) for bench in (chunked, whole))
+
+    assert ours.tokens == theirs.tokens
+    _assert_same_final_state(chunked, 0, whole, 0)
+
+
+@pytest.mark.parametrize("is_append", [True, False], ids=["append", "restore"])
+@pytest.mark.parametrize("has_side_request", [False, True], ids=["on its lane", "attached"])
+@pytest.mark.parametrize("boundary", [90, 128])
+def test_reused_is_cold(make_bench, ids, boundary, has_side_request, is_append):
+    warm, cold = make_bench(), make_bench(entries=0, prefix_reuse=False)
+    first = ids(1, 140)
+    (answer,) = warm.run(warm.request(token_prompt(first, boundary)))
+    if has_side_request:
+        warm.run(warm.request(token_prompt(ids(2, 40))))
+    history = [*first, *answer.tokens] if is_append else first[:boundary]
+    second = token_prompt([*history, *ids(3, 30)])
+
+    (ours,), (theirs,) = (bench.run(bench.request(second)) for bench in (warm, cold))
+
+    assert ours.started.cached_tokens > 0, "the precondition of this test"
+    assert ours.tokens == theirs.tokens
+    _assert_same_final_state(warm, 0, cold, 0)
+
+
+def test_concurrent_turns_of_two_sessions_are_those_of_each_alone(make_bench, ids):
+    both = make_bench(lanes=2, entries=2)
+    openings = [ids(1, 100), ids(2, 150)]
+    firsts = both.run_together(*(both.request(token_prompt(o, 90)) for o in openings))
+    seconds = [
+        token_prompt([*opening, *first.tokens, *ids(3, 20)])
+        for opening, first in zip(openings, firsts, strict=True)
+    ]
+    answers = both.run_together(*(both.request(second) for second in seconds))
+
+    for second, answer in zip(seconds, answers, strict=True):
+        alone = make_bench(entries=0)
+        assert answer.tokens == alone.run(alone.request(second))[0].tokens
+
+
+@pytest.mark.parametrize("num_lanes", [2, 4])
+def test_batched_text_of_the_bundled_model_is_that_of_alone(make_bench, reference, num_lanes):
+    questions = [
+        "Repeat these words: falcon river maple 4 harbor.",
+        "Count from 3 to 12.",
+        "My locker code is 4921.",
+        "Review this action: delete all backups of the billing service. Allow or deny?",
+    ][:num_lanes]
+    together = make_bench(reference, lanes=num_lanes)
+    answers = together.run_together(
+        *(together.chat([("user", question)], max_tokens=40) for question in questions)
+    )
+
+    for question, answer in zip(questions, answers, strict=True):
+        alone = make_bench(reference)
+        (expected,) = alone.run(alone.chat([("user", question)], max_tokens=40))
+        assert answer.text == expected.text

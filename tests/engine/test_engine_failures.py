@@ -1,0 +1,256 @@
+"""A failure belongs to its request: others are undisturbed, sessions survive, pools are sound."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from engine_bench import EngineBench, token_prompt
+
+from kvreg_service.core.errors import KvregError, RequestFailed
+from kvreg_service.core.sampling_params import SamplingParams
+
+BOUNDARY = 90
+DRAWN = SamplingParams(temperature=1.0, seed=1)
+
+
+class Broken:
+    """Replaces one method of the model or the memory by one that raises when it is told to."""
+
+    def __init__(self, monkeypatch, owner, name: str) -> None:
+        self._method = getattr(owner, name)
+        self.is_next = lambda *_: False
+        monkeypatch.setattr(owner, name, self._call)
+
+    def _call(self, *arguments):
+        if self.is_next(*arguments):
+            self.is_next = lambda *_: False
+            raise RuntimeError("injected")
+        return self._method(*arguments)
+
+
+class NoLogits:
+    """Makes the model's next logits of one kind NaN, so that nothing can be drawn from them."""
+
+    def __init__(self, monkeypatch, model, name: str) -> None:
+        self._method = getattr(model, name)
+        self.is_next = False
+        monkeypatch.setattr(model, name, self._call)
+
+    def _call(self, *arguments):
+        logits = self._method(*arguments)
+        if self.is_next:
+            self.is_next = False
+            return torch.full_like(logits, torch.nan)
+        return logits
+
+
+def _always(*_):
+    return True
+
+
+def _outcomes(bench: EngineBench, *requests):
+    """Send requests at once; an item is an answer or the error that was raised instead."""
+
+    async def caught(request):
+        try:
+            return await bench.ask(request)
+        except KvregError as error:
+            return error
+
+    async def all_of_them():
+        return await asyncio.gather(*(caught(request) for request in requests))
+
+    return bench.within_limit(all_of_them())
+
+
+def _fails(bench: EngineBench, request) -> RequestFailed:
+    with pytest.raises(RequestFailed, match=r"injected|no finite logit") as failed:
+        bench.run(request)
+    bench.check_at_rest()
+    assert bench.engine.is_alive
+    return failed.value
+
+
+@pytest.fixture
+def session(ids):
+    """The first turn, and the second one as a function of the first's answer."""
+    first = ids(1, 100)
+    return token_prompt(first, BOUNDARY), token_prompt([*first[:BOUNDARY], *ids(2, 30)])
+
+
+@pytest.fixture
+def expected(make_bench, session):
+    """The tokens of the second turn when it is computed from nothing."""
+    bench = make_bench(entries=0, prefix_reuse=False)
+    return bench.run(bench.request(session[1]))[0].tokens
+
+
+@pytest.fixture
+def side(ids):
+    return token_prompt(ids(3, 40), 30)
+
+
+def _second_turn(bench: EngineBench, session):
+    (answer,) = bench.run(bench.request(session[1]))
+    bench.check_at_rest()
+    return answer
+
+
+def test_failed_preparation_ends_its_own_request(make_bench, session, side, monkeypatch):
+    bench = make_bench()
+    bench.run(bench.request(session[0]))
+    Broken(monkeypatch, bench.states, "copy").is_next = _always
+
+    assert "preparing" in _fails(bench, bench.request(side)).message
+
+
+def test_session_is_right_after_a_failed_preparation(
+    make_bench, session, expected, side, monkeypatch
+):
+    """Its states may be half moved, so they are given up; any doubt is a miss."""
+    bench = make_bench()
+    bench.run(bench.request(session[0]))
+    Broken(monkeypatch, bench.states, "copy").is_next = _always
+    _fails(bench, bench.request(side))
+    answer = _second_turn(bench, session)
+
+    assert answer.started.reuse_path == "full_reset"
+    assert answer.tokens == expected
+
+
+def test_other_entries_survive_a_failed_preparation(
+    make_bench, session, expected, ids, side, monkeypatch
+):
+    bench = make_bench(entries=2, eviction="none")
+    bench.run(bench.request(session[0]), bench.request(token_prompt(ids(4, 80), 70)))
+    Broken(monkeypatch, bench.states, "copy").is_next = _always
+    _fails(bench, bench.request(side))
+    answer = _second_turn(bench, session)
+
+    assert (answer.started.attach, answer.started.cached_tokens) == ("registry", BOUNDARY)
+    assert answer.tokens == expected
+
+
+def test_displaced_session_survives_a_failed_prefill(
+    make_bench, session, expected, side, monkeypatch
+):
+    bench = make_bench()
+    bench.run(bench.request(session[0]))
+    broken = Broken(monkeypatch, bench.model, "prefill")
+    broken.is_next = _always
+    assert "prefilling" in _fails(bench, bench.request(side)).message
+    answer = _second_turn(bench, session)
+
+    assert (answer.started.attach, answer.started.cached_tokens) == ("registry", BOUNDARY)
+    assert answer.tokens == expected
+
+
+def test_session_goes_back_to_its_boundary_when_its_own_prefill_fails(
+    make_bench, session, expected, monkeypatch
+):
+    bench = make_bench(entries=0)
+    bench.run(bench.request(session[0]))
+    Broken(monkeypatch, bench.model, "prefill").is_next = _always
+    _fails(bench, bench.request(session[1]))
+    answer = _second_turn(bench, session)
+
+    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.tokens == expected
+
+
+def test_session_goes_back_to_its_boundary_when_decoding_fails(
+    make_bench, session, expected, monkeypatch
+):
+    bench = make_bench(entries=0)
+    Broken(monkeypatch, bench.model, "decode").is_next = _always
+    assert "decoding" in _fails(bench, bench.request(session[0])).message
+    answer = _second_turn(bench, session)
+
+    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.tokens == expected
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_session_goes_back_to_its_boundary_when_a_draw_fails(
+    make_bench, session, expected, monkeypatch, stage
+):
+    bench = make_bench(entries=0)
+    # With the boundary first, the logits to draw from are those of the second chunk.
+    logits = NoLogits(monkeypatch, bench.model, stage)
+    bench.runner.before_step = lambda plan: setattr(
+        logits, "is_next", any(w.samples and w.is_decode is (stage == "decode") for w in plan.work)
+    )
+    _fails(bench, bench.request(session[0], sampling=DRAWN))
+    bench.runner.before_step = lambda _: None
+    logits.is_next = False
+    answer = _second_turn(bench, session)
+
+    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.tokens == expected
+
+
+def test_neighbour_of_a_failed_preparation_is_undisturbed(
+    make_bench, session, side, ids, monkeypatch
+):
+    bench, alone = make_bench(lanes=2), make_bench()
+    bench.run(*(bench.request(token_prompt(ids(seed, 80), 70)) for seed in (4, 5)))
+    Broken(monkeypatch, bench.states, "copy").is_next = _always
+    failed, answer = _outcomes(bench, bench.request(side), bench.request(session[1]))
+    (wanted,) = alone.run(alone.request(session[1]))
+
+    bench.check_at_rest()
+    assert isinstance(failed, RequestFailed)
+    assert answer.tokens == wanted.tokens
+
+
+def test_neighbour_of_a_failed_prefill_is_undisturbed(make_bench, session, side, monkeypatch):
+    bench, alone = make_bench(lanes=2), make_bench()
+    broken = Broken(monkeypatch, bench.model, "prefill")
+    side_ids = list(side.token_ids)
+    broken.is_next = lambda ids, *_: ids.tolist() == side_ids[: len(ids)]
+    failed, answer = _outcomes(bench, bench.request(side), bench.request(session[1]))
+    (wanted,) = alone.run(alone.request(session[1]))
+
+    bench.check_at_rest()
+    assert isinstance(failed, RequestFailed)
+    assert answer.tokens == wanted.tokens
+
+
+def test_neighbour_of_a_failed_draw_is_undisturbed(make_bench, session, side, monkeypatch):
+    """In one batch, only the row that nothing can be drawn from fails."""
+    bench, alone = make_bench(lanes=2), make_bench()
+    decode = bench.model.decode
+
+    def one_row_lost(*arguments):
+        logits = decode(*arguments).clone()
+        if len(logits) == 2:
+            logits[0] = torch.nan
+        return logits
+
+    monkeypatch.setattr(bench.model, "decode", one_row_lost)
+    lost = bench.request(side, sampling=DRAWN, max_tokens=1000)
+    failed, answer = _outcomes(bench, lost, bench.request(session[1]))
+    (wanted,) = alone.run(alone.request(session[1]))
+
+    bench.check_at_rest()
+    assert isinstance(failed, RequestFailed)
+    assert answer.tokens == wanted.tokens
+
+
+def test_failed_decode_batch_fails_all_of_it_and_the_engine_goes_on(
+    make_bench, session, expected, side, monkeypatch
+):
+    bench = make_bench(lanes=2)
+    broken = Broken(monkeypatch, bench.model, "decode")
+    broken.is_next = lambda token_ids, *_: len(token_ids) == 2
+    outcomes = _outcomes(
+        bench,
+        *(bench.request(prompt, max_tokens=1000) for prompt in (session[0], side)),
+    )
+    answer = _second_turn(bench, session)
+
+    assert [type(outcome) for outcome in outcomes] == [RequestFailed, RequestFailed]
+    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.tokens == expected
