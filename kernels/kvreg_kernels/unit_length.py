@@ -20,7 +20,8 @@ class UnitLength:
     def length(self, x: Tensor) -> Tensor:
         """Returns sqrt(sum of squares + epsilon); the last dimension is kept with size 1."""
         # Two calls instead of five: a norm has a kernel of its own, and a hypotenuse adds epsilon.
-        return torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._root)
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return norm.hypot_(self._root)
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Returns the unit vectors.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
@@ -102,3 +106,27 @@ def test_a_slot_may_not_appear_twice(model: HybridModel) -> None:
     states, pages = prefilled(model, [0, 1, 2, 3])
     with pytest.raises(AssertionError, match="twice"):
         model.decode([1, 2], [1, 63], [0, 0], TABLES[:2], states, pages)
+
+
+@pytest.fixture
+def eager_thread_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_thread_switches")
+def test_threads_that_share_a_model_do_not_disturb_each_other(model: HybridModel) -> None:
+    slots = [0, 1, 2, 3]
+    pairs = ([0, 1], [2, 3])
+
+    def decode_for_long(who: list[int]) -> Tensor:
+        states, pages = prefilled(model, slots)
+        return torch.stack([decode(model, who, slots, states, pages) for _ in range(20)])
+
+    alone = [decode_for_long(who) for who in pairs]
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(decode_for_long, pairs))
+    for actual, expected in zip(together, alone, strict=True):
+        assert_close(actual, expected, SAME_LOGITS_FP64, "logits")

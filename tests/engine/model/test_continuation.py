@@ -103,6 +103,17 @@ def test_token_by_token_equals_one_pass(model: HybridModel, whole: Outcome) -> N
     assert_same(run(model, list(range(1, NUM_TOKENS))), whole)
 
 
+def test_a_prefilled_token_equals_a_decoded_one(model: HybridModel, whole: Outcome) -> None:
+    prefilled = run(model, [199])
+    states, pages = nan_memory(
+        CONFIG, num_slots=NUM_SLOTS, num_pages=NUM_PAGES, dtype=torch.float64
+    )
+    model.prefill(TOKENS[:199], 0, SLOT, TABLE, states, pages)
+    logits = model.prefill(TOKENS[199:], 199, SLOT, TABLE, states, pages)
+    assert_close(logits, prefilled.logits, SAME_LOGITS_FP64, "logits")
+    assert_close(states.recurrent[:, SLOT], whole.recurrent(), SAME_STATE_FP64, "state")
+
+
 def test_the_same_split_is_bit_identical(model: HybridModel) -> None:
     first, second = run(model, [70, 71, 150]), run(model, [70, 71, 150])
     assert_close(first.logits, second.logits, BITWISE, "logits")
