@@ -145,7 +145,7 @@ class Core:
         self.submit(prompt, **options)
         return self.drain()
 
-    def plan(self, prompt: Sequence[int], **options: Any) -> AdmissionPlan | None:
+    def plan(self, request: Request) -> AdmissionPlan | None:
         """Plan an admission without carrying it out."""
         placement = self.scheduler.placement
         planner = AdmissionPlanner(
@@ -155,7 +155,7 @@ class Core:
             placement.pages.num_free,
             self.now_s,
         )
-        return planner.plan(self.request(prompt, **options))
+        return planner.plan(request)
 
     def kept(self) -> list[KeptSequence]:
         return self.scheduler.placement.kept()

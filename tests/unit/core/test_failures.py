@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Failed
+from kvreg_service.core.admission import AdmissionPlanner
+from kvreg_service.core.errors import KvregError, RequestFailed
+from kvreg_service.core.events import Failed, TokenSampled
 
 SESSION = list(range(200))
 
@@ -73,3 +75,101 @@ def test_an_admission_that_raises_half_way_fails_alone_and_leaves_the_pools_cons
     for prompt in others:
         core.run([*prompt, 1, 2], boundary=150)
     assert core.run(follow_up, boundary=202).answer == make_core().run(follow_up).answer
+
+
+@pytest.mark.parametrize("fails_moves", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_failing_side_request_fails_alone(make_core, keep, fails_moves):
+    core = _with_session(make_core, keep_current=keep, lanes=2)
+    core.runner.fails_moves = fails_moves
+    running = core.submit([8] * 60, max_tokens=30)
+    core.step()
+    side = core.submit([9] * 60)
+    _, happened = core.step(fail=[side])
+    assert [event.request_id for event in happened if isinstance(event, Failed)] == [side]
+    outcome = core.drain()
+    assert outcome.terminal.request_id == running
+    expected = make_core().run([8] * 60, max_tokens=30).answer
+    assert [event.token for event in core.log if isinstance(event, TokenSampled)][-30:] == expected
+
+
+def test_a_decode_that_fails_goes_back_to_the_checkpoint(make_core):
+    core = make_core()
+    request_id = core.submit([*SESSION, 1, 2], boundary=200, max_tokens=50)
+    for _ in range(10):
+        core.step()
+    core.step(fail=[request_id])
+    assert _session_cached(core) == 200
+
+
+def test_a_chunk_that_fails_while_it_captures_leaves_no_checkpoint(make_core):
+    core = make_core()
+    request_id = core.submit([*SESSION, 1, 2], boundary=200)
+    core.runner.fails_moves = False
+    core.step(fail=[request_id])
+    assert core.kept() == []
+    assert _session_cached(core) == 0
+
+
+def test_a_chunk_that_fails_before_the_boundary_leaves_the_old_checkpoint(make_core):
+    core = make_core(chunk_tokens=50)
+    core.run([*SESSION, 1, 2], boundary=200)
+    request_id = core.submit([*SESSION, *[5] * 100], boundary=280)
+    core.runner.fails_moves = False
+    core.step(fail=[request_id])
+    assert _session_cached(core) == 200
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_moves_that_fail_cost_only_what_they_touched(make_core, exchange):
+    core = make_core(entries=3 if exchange else 4, exchange=exchange)
+    texts = [list(range(first, first + 150)) for first in (1000, 2000, 3000, 4000)]
+    for text in texts:
+        core.run([*text, 1], boundary=150)
+    # The first is attached and the last displaced; nobody touches the two others.
+    request_id = core.submit([*texts[0], 5, 6], boundary=151)
+    core.step(fail=[request_id])
+    assert [core.run([*text, 7], max_tokens=1).cached for text in texts[1:3]] == [150, 150]
+
+
+def test_a_failing_policy_fails_the_request_that_needed_it(make_core, monkeypatch):
+    core = _with_session(make_core)
+    core.run([9] * 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(core.rules.policy), "value", _raise)
+        core.submit([8] * 60)
+        _, (failed,) = core.step()
+    assert isinstance(failed.error, RequestFailed)
+    assert _session_cached(core) == 200
+
+
+def test_a_policy_that_fails_under_page_pressure_fails_the_request_that_needed_pages(
+    make_core, monkeypatch
+):
+    core = make_core(lanes=2, num_pages=8, max_context_tokens=512)
+    core.run([*SESSION, 1, 2], boundary=200)
+    core.submit([8] * 500, max_tokens=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(core.rules.policy), "value", _raise)
+        _, happened = core.step()
+    assert isinstance(happened[-1], Failed)
+    assert not core.scheduler.has_work
+    assert _session_cached(core) == 200
+
+
+def test_a_failed_admission_leaves_the_queue_moving(make_core, monkeypatch):
+    core = make_core()
+    core.submit([1] * 50)
+    second = core.submit([2] * 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(AdmissionPlanner, "plan", _raise)
+        core.step()
+    assert core.drain().admitted.request_id == second
+
+
+def test_an_error_that_kvreg_names_is_passed_on_as_it_is(make_core):
+    core = make_core()
+    error = KvregError("named")
+    _, happened = core.step(fail=[core.submit([1] * 50)], error=error)
+    (failed,) = [event for event in happened if isinstance(event, Failed)]
+    assert failed.error is error

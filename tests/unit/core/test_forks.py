@@ -2,23 +2,187 @@
 
 from __future__ import annotations
 
-HISTORY = list(range(100))
-FIRST = [*HISTORY, 1, 2, 3]
+import pytest
+
+from kvreg_service.core.events import Evicted, Forked
+from kvreg_service.core.pages import PageState
+
+HISTORY = list(range(100, 300))
+TURN = [*HISTORY, 1, 2, 3]
+TITLE = [*HISTORY, 4, 5, 6, 7]
+
+
+def _first_turn(core, **options):
+    return core.run(TURN, boundary=200, **options)
+
+
+def _other(core, number, length=400):
+    text = list(range(10_000 * number, 10_000 * number + length))
+    return core.run([*text, 7], boundary=length)
+
+
+def test_a_side_request_on_the_session_s_history_costs_the_session_nothing(make_core):
+    core = make_core(entries=1)
+    _first_turn(core)
+    title = core.run(TITLE, boundary=203)
+    assert title.cached == 200
+    assert core.run([*HISTORY, 9, 9, 9]).cached == 200
+
+
+def test_without_an_entry_that_side_request_takes_the_turn_boundary_with_it(make_core):
+    core = make_core(entries=0)
+    _first_turn(core)
+    core.run(TITLE, boundary=203)
+    assert core.run([*HISTORY, 9, 9, 9]).cached == 0
+
+
+def test_an_earlier_turn_can_be_asked_otherwise_after_the_next_one(make_core):
+    core = make_core(entries=1)
+    answer = _first_turn(core).answer
+    second = TURN + answer + [8] * 20
+    core.run([*second, 1], boundary=len(second))
+    other = TURN + answer + [6] * 20
+    assert core.run([*other, 1], boundary=len(other)).cached >= 200
+
+
+def test_both_branches_answer_as_if_alone(make_core):
+    core = make_core(entries=2)
+    _first_turn(core)
+    for tail in ([4, 5, 6], [7, 8, 9], [4, 4, 4], [7, 8, 9, 10]):
+        prompt = HISTORY + tail
+        expected = make_core().run(prompt, max_tokens=30).answer
+        assert core.run(prompt, boundary=len(prompt) - 1, max_tokens=30).answer == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "request_options"),
+    [
+        ({"entries": 1}, {"boundary": None}),
+        ({"entries": 1}, {"boundary": 203, "retain": False}),
+        ({"entries": 1}, {"boundary": 200}),
+        ({"entries": 1, "policy": "none"}, {"boundary": 203}),
+        ({"entries": 0}, {"boundary": 203}),
+    ],
+    ids=["no boundary", "not retained", "boundary is here", "policy none", "no entries"],
+)
+def test_nothing_is_copied_where_nothing_would_be_lost_or_kept(make_core, options, request_options):
+    core = make_core(**options)
+    _first_turn(core)
+    assert not core.run(TITLE, **request_options).of(Forked)
+
+
+def test_a_fork_takes_an_empty_entry_and_nobody_s_place(make_core):
+    core = make_core(entries=2)
+    _other(core, 1)
+    _first_turn(core)
+    outcome = core.run(TITLE, boundary=203)
+    assert [event.entry for event in outcome.of(Forked)] == [1]
+    assert not outcome.of(Evicted)
+
+
+def test_a_fork_never_costs_an_unrelated_session_its_entry(make_core):
+    core = make_core(entries=1)
+    _other(core, 1, length=70)
+    _first_turn(core)
+    outcome = core.run(TITLE, boundary=203)
+    assert not outcome.of(Forked)
+    assert not outcome.of(Evicted)
+
+
+def test_a_fork_replaces_the_superseded_one_of_the_turn_before(make_core):
+    core = make_core(entries=1)
+    prompt, answer = TURN, _first_turn(core).answer
+    outcomes = []
+    for turn in range(3):
+        history = [*prompt, *answer, *[20 + turn] * 10]
+        prompt = [*history, 1]
+        outcomes.append(core.run(prompt, boundary=len(history)))
+        answer = outcomes[-1].answer
+    assert [len(outcome.of(Forked)) for outcome in outcomes] == [1, 1, 1]
+    assert [len(outcome.of(Evicted)) for outcome in outcomes] == [0, 1, 1]
+
+
+def test_a_sequence_that_leaves_its_entry_leaves_the_fork_there(make_core):
+    core = make_core(entries=1, exchange=False)
+    _first_turn(core)
+    core.run([9] * 10, retain=False)
+    outcome = core.run(TITLE, boundary=203)
+    assert [event.entry for event in outcome.of(Forked)] == [0]
+    assert core.run([*HISTORY, 9, 9, 9]).cached == 200
+
+
+def test_a_fork_shares_the_pages_behind_the_branch_and_copies_the_others(make_core):
+    core = make_core(entries=1)
+    _first_turn(core, max_tokens=100)
+    core.submit(TITLE, boundary=203, max_tokens=1)
+    core.step()
+    ((_, fork),) = list(core.scheduler.placement.registry)
+    running = core.scheduler.placement.lanes[0].sequence
+    # Three whole pages lie before position 200, and the frontier was at 302.
+    assert fork.pages[:3] == running.pages[:3]
+    assert len(fork.pages) == 5
+    assert not set(fork.pages[3:]) & set(running.pages)
+
+
+def test_without_pages_for_the_copies_there_is_no_fork_and_nobody_pays(make_core):
+    core = make_core(entries=1, num_pages=6, max_context_tokens=384)
+    _first_turn(core, max_tokens=180)
+    assert core.scheduler.placement.pages.num_free == 0
+    outcome = core.run(TITLE, boundary=203, max_tokens=1)
+    assert not outcome.of(Forked)
+    assert not outcome.of(Evicted)
+
+
+def test_in_drop_mode_a_fork_keeps_the_checkpoint_only(make_core):
+    core = make_core(entries=1, keep_current=False)
+    _first_turn(core, max_tokens=100)
+    core.run(TITLE, boundary=203)
+    ((_, fork),) = list(core.scheduler.placement.registry)
+    assert not fork.has_current
+    assert len(fork.pages) == 4
+
+
+def test_a_superseded_fork_goes_before_a_less_valuable_session(make_core):
+    core = make_core(entries=2)
+    _other(core, 1, length=70)
+    _first_turn(core)
+    (forked,) = core.run(TITLE, boundary=203).of(Forked)
+    (evicted,) = _other(core, 2).of(Evicted)
+    assert evicted.sequence_id == forked.sequence_id
 
 
 def _branched(make_core, **options):
     """Two sequences that share the page in which the older one's checkpoint lies."""
     core = make_core(entries=1, **options)
-    answer = core.run(FIRST, boundary=100, max_tokens=60).answer
-    second = FIRST + answer + [7] * 120
+    answer = core.run(TURN, boundary=200, max_tokens=60).answer
+    second = TURN + answer + [7] * 120
     core.run([*second, 1], boundary=len(second))
     (fork,) = [s for s in core.kept() if s.superseded_by is not None]
     (trunk,) = [s for s in core.kept() if s.superseded_by is None]
-    assert fork.pages[:2] == trunk.pages[:2], "the precondition of this test"
+    assert fork.pages[:4] == trunk.pages[:4], "the precondition of these tests"
     return core, second
 
 
-def test_resuming_a_fork_inside_a_shared_page_leaves_the_other_branch_intact(make_core):
+@pytest.mark.parametrize("retain", [True, False])
+def test_resuming_a_fork_inside_a_shared_page_leaves_the_other_branch_intact(make_core, retain):
     core, second = _branched(make_core)
-    core.run([*HISTORY, 4, 5, 6], boundary=100)
+    core.run([*HISTORY, 4, 5, 6], boundary=200, retain=retain)
     assert core.run([*second, 9], boundary=len(second)).cached == len(second)
+
+
+def test_the_page_that_is_copied_for_a_writer_is_not_full(make_core):
+    core, _ = _branched(make_core)
+    core.submit([*HISTORY, 4, 5, 6], boundary=200)
+    core.step()
+    running = core.scheduler.placement.lanes[0].sequence
+    assert core.scheduler.placement.pages.state(running.pages[3]) is PageState.ACTIVE
+
+
+def test_a_shared_page_is_taken_over_when_no_page_is_free_for_a_copy(make_core):
+    core, second = _branched(make_core, num_pages=8, max_context_tokens=512)
+    assert core.scheduler.placement.pages.num_free == 0
+    tail = [*HISTORY, 4, 5, 6]
+    outcome = core.run(tail, boundary=200, max_tokens=30)
+    assert outcome.cached == 200
+    assert outcome.answer == make_core().run(tail, max_tokens=30).answer
+    assert core.run(second, max_tokens=1).answer == make_core().run(second, max_tokens=1).answer

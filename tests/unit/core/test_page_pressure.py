@@ -1,0 +1,153 @@
+"""Pages are promised against running requests only, and taken only when they are needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Failed, Finished
+
+
+def _text(number: int, length: int) -> list[int]:
+    return list(range(1000 * number, 1000 * number + length))
+
+
+def _keep(core, number, length=150):
+    return core.run([*_text(number, length), 7], boundary=length, max_tokens=1)
+
+
+def _victims(outcome) -> list[int]:
+    return [
+        event.sequence_id
+        for event in outcome.of(Evicted)
+        if event.reason is EvictionReason.PAGES_NEEDED
+    ]
+
+
+def test_a_side_request_that_may_answer_for_ever_evicts_nobody(make_core):
+    core = make_core(entries=4, num_pages=32, max_context_tokens=2048)
+    for number in range(4):
+        _keep(core, number, 300)
+    core.submit([9] * 53, max_tokens=32_000)
+    for _ in range(60):
+        _, happened = core.step()
+        assert not [event for event in happened if isinstance(event, Evicted)]
+
+
+@pytest.mark.parametrize("max_tokens", [64, 4096, 32_000])
+def test_what_the_session_gets_does_not_depend_on_the_limit_of_the_side_request(
+    make_core, max_tokens
+):
+    core = make_core(entries=1, num_pages=32, max_context_tokens=2048)
+    _keep(core, 0, 300)
+    stop = core.runner.execute  # the side request ends by itself after one token
+    core.submit([9] * 53, max_tokens=max_tokens)
+    plan = core.scheduler.schedule(core.now_s)
+    result = stop(plan)
+    result.stopped.add(plan.work[0].request_id)
+    core.scheduler.commit(plan, result, core.now_s)
+    assert core.run([*_text(0, 300), 5]).cached == 300
+
+
+def test_pages_are_taken_from_the_least_valuable_first(make_core):
+    core = make_core(entries=4, num_pages=16, max_context_tokens=1024)
+    for number, length in enumerate((250, 70, 200, 130)):
+        _keep(core, number, length)
+    # 4 + 2 + 4 + 3 pages are kept, so 3 are free.
+    assert _victims(core.run(_text(9, 520), max_tokens=1)) == [2, 4, 3]
+
+
+def test_only_as_many_are_evicted_as_are_needed(make_core):
+    core = make_core(entries=4, num_pages=16, max_context_tokens=1024)
+    for number in range(4):
+        _keep(core, number, 190)
+    assert core.scheduler.placement.pages.num_free == 4
+    assert len(_victims(core.run(_text(9, 64 * 5), max_tokens=1))) == 1
+
+
+def test_a_prompt_that_needs_all_pages_gets_them(make_core):
+    core = make_core(entries=2, num_pages=8, max_context_tokens=512)
+    for number in range(3):
+        _keep(core, number, 120)
+    outcome = core.run(_text(9, 505), max_tokens=7)
+    assert isinstance(outcome.terminal, Finished)
+    assert len(outcome.answer) == 7
+
+
+def test_the_resumed_sequence_does_not_fall_to_its_own_pressure(make_core):
+    core = make_core(entries=2, num_pages=8, max_context_tokens=512)
+    for number in range(2):
+        _keep(core, number, 120)
+    outcome = core.run([*_text(0, 120), *_text(9, 350)], max_tokens=7)
+    assert outcome.cached == 120
+    assert isinstance(outcome.terminal, Finished)
+
+
+def test_running_requests_are_never_evicted_and_all_finish(make_core):
+    core = make_core(lanes=3, entries=2, num_pages=12, max_context_tokens=512, chunk_tokens=64)
+    for number in range(5):
+        core.submit(_text(number, 100), boundary=90, max_tokens=60)
+    outcome = core.drain()
+    assert len(outcome.of(Finished)) == 5
+    assert not outcome.of(Failed)
+
+
+def test_promises_that_exceed_the_pool_wait_for_each_other(make_core):
+    core = make_core(lanes=2, num_pages=8, max_context_tokens=512)
+    first = core.submit(_text(0, 100), max_tokens=300)
+    second = core.submit(_text(1, 100), max_tokens=300)
+    outcome = core.drain()
+    order = [
+        (type(event), event.request_id)
+        for event in outcome.events
+        if isinstance(event, Admitted | Finished)
+    ]
+    assert order == [
+        (Admitted, first),
+        (Finished, first),
+        (Admitted, second),
+        (Finished, second),
+    ]
+
+
+def test_promises_that_fit_run_side_by_side(make_core):
+    core = make_core(lanes=2, num_pages=8, max_context_tokens=512)
+    for number in range(2):
+        core.submit(_text(number, 100), max_tokens=100)
+    core.step()
+    core.step()
+    assert core.scheduler.num_running == 2
+
+
+def test_a_promise_counts_for_running_requests_only(make_core):
+    core = make_core(lanes=2, entries=1, num_pages=8, max_context_tokens=512)
+    _keep(core, 0, 400)
+    core.submit(_text(1, 100), max_tokens=400)
+    _, happened = core.step()
+    assert isinstance(happened[0], Admitted)
+
+
+def test_an_evicted_lane_is_empty_and_usable(make_core):
+    core = make_core(lanes=2, entries=0, num_pages=8, max_context_tokens=512)
+    _keep(core, 0, 120)
+    assert _victims(core.run(_text(9, 500), max_tokens=1)) == [1]
+    assert core.run(_text(3, 60)).admitted.lane == 0
+
+
+def test_policy_none_gives_up_the_longest_unused_under_page_pressure(make_core):
+    core = make_core(entries=3, num_pages=8, max_context_tokens=512, policy="none")
+    for number, length in enumerate((120, 60, 60)):
+        _keep(core, number, length)
+    assert _victims(core.run(_text(9, 64 * 6), max_tokens=1))[0] == 1
+
+
+def test_all_pages_are_free_again_when_nothing_is_kept(make_core):
+    core = make_core(lanes=2, entries=3, num_pages=40)
+    for number in range(6):
+        core.run(_text(number, 100 + 10 * number), boundary=90)
+        core.run([*_text(number, 90), 5, 6, 7], boundary=92)
+    placement = core.scheduler.placement
+    for entry, _ in list(placement.registry):
+        core.scheduler.drop_entry(entry)
+    for lane in placement.lanes:
+        placement.give_up(lane, EvictionReason.REQUESTED)
+    assert placement.pages.num_free == 40

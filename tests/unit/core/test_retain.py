@@ -1,0 +1,80 @@
+"""A request that asks not to be kept leaves everything else as if it had not been."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.events import CheckpointCaptured
+
+SESSION = list(range(200))
+TURN = [*SESSION, 1, 2]
+ONE_SHOT = [9] * 100
+
+
+def _with_session(make_core, **options):
+    core = make_core(**options)
+    core.run(TURN, boundary=200)
+    return core
+
+
+def test_it_is_not_kept(make_core):
+    core = make_core(entries=1)
+    core.run(ONE_SHOT, boundary=90, retain=False)
+    assert core.kept() == []
+    assert core.run(ONE_SHOT, boundary=90, retain=False).cached == 0
+
+
+def test_its_pages_come_back(make_core):
+    core = make_core()
+    core.run(ONE_SHOT, boundary=90, retain=False)
+    assert core.scheduler.placement.pages.num_free == core.num_pages
+
+
+def test_it_captures_nothing(make_core):
+    outcome = make_core().run(ONE_SHOT, boundary=90, retain=False)
+    assert not outcome.of(CheckpointCaptured)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_fifty_of_them_leave_the_session_where_it_is(make_core, keep):
+    core = _with_session(make_core, entries=1, keep_current=keep)
+    for number in range(50):
+        core.run([1000 + number] * 120, boundary=100, retain=False)
+    assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
+
+
+def test_it_reads_what_others_left(make_core):
+    core = _with_session(make_core)
+    assert core.run([*SESSION, 7, 7, 7], retain=False).cached == 200
+
+
+def test_what_it_borrowed_can_be_resumed_at_the_checkpoint_again(make_core):
+    core = _with_session(make_core)
+    core.run([*SESSION, 7, 7, 7], boundary=202, retain=False)
+    assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
+
+
+def test_nothing_of_it_stays_in_what_it_borrowed(make_core):
+    core = _with_session(make_core)
+    answer = core.run([*SESSION, 7, 7, 7], retain=False).answer
+    (kept,) = core.kept()
+    assert list(kept.ledger.tokens) == SESSION
+    assert core.run([*SESSION, 7, 7, 7, *answer, 5]).cached == 200
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_cancelling_it_gives_back_what_it_borrowed(make_core, num_steps):
+    core = _with_session(make_core, chunk_tokens=20)
+    request_id = core.submit([*SESSION, *[7] * 50], retain=False, max_tokens=50)
+    for _ in range(num_steps):
+        core.step()
+    core.scheduler.cancel(request_id, core.now_s)
+    assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
+
+
+def test_it_does_not_change_the_number_of_entries(make_core):
+    core = _with_session(make_core, entries=3)
+    core.run(ONE_SHOT, retain=False)
+    before = core.scheduler.placement.registry.num_kept
+    core.run(ONE_SHOT, retain=False)
+    assert core.scheduler.placement.registry.num_kept == before == 1

@@ -1,0 +1,175 @@
+"""Which kept sequence a prompt continues, and from which position."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.events import Attach, ReusePath
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.sequence import CheckpointKind
+
+TEXT = list(range(100, 400))
+OTHER = [7, 8, 9]
+
+
+def _frontier_at(core, position, text=TEXT):
+    """Keep a sequence that can be appended to at ``position`` and nowhere else."""
+    core.run(text[:position], max_tokens=1)
+
+
+def _checkpoint_at(core, position, text=TEXT):
+    """Keep a sequence that agrees with the text up to its checkpoint only."""
+    core.run([*text[:position], *OTHER], boundary=position, max_tokens=1)
+
+
+def test_a_prompt_that_contains_the_whole_frontier_appends_to_it(make_core):
+    core = make_core()
+    answer = core.run(TEXT[:200], max_tokens=10).answer
+    admitted = core.run([*TEXT[:200], *answer, 5]).admitted
+    # The last token of an answer is sampled, not computed.
+    assert admitted.cached_tokens == 209
+    assert admitted.reuse_path is ReusePath.APPEND_FRONTIER
+
+
+def test_a_prompt_that_leaves_the_answer_restores_the_turn_checkpoint(make_core):
+    core = make_core()
+    _checkpoint_at(core, 200)
+    admitted = core.run(TEXT[:250]).admitted
+    assert admitted.cached_tokens == 200
+    assert admitted.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
+
+
+def test_a_checkpoint_inside_an_answer_has_a_path_of_its_own(make_core):
+    core = make_core()
+    core.run([*TEXT[:200], *OTHER], boundary=200, boundary_kind=CheckpointKind.RESPONSE)
+    admitted = core.run(TEXT[:250]).admitted
+    assert admitted.reuse_path is ReusePath.RESTORE_RESPONSE_CHECKPOINT
+
+
+@pytest.mark.parametrize(
+    ("appendable", "restorable", "cached", "path"),
+    [
+        (150, 200, 200, ReusePath.RESTORE_TURN_CHECKPOINT),
+        (200, 150, 200, ReusePath.APPEND_FRONTIER),
+        (180, 180, 180, ReusePath.APPEND_FRONTIER),
+    ],
+    ids=["longer checkpoint", "longer frontier", "tie"],
+)
+def test_the_longest_reuse_of_both_kinds_is_chosen_and_ties_append(
+    make_core, appendable, restorable, cached, path
+):
+    core = make_core(entries=2)
+    # The longer one first, so that it is no hit for the shorter one.
+    keep = [(appendable, _frontier_at), (restorable, _checkpoint_at)]
+    for position, put in sorted(keep, key=lambda one: (-one[0], one[1] is _frontier_at)):
+        put(core, position)
+    assert len(core.kept()) == 2
+    admitted = core.run(TEXT[:250]).admitted
+    assert (admitted.cached_tokens, admitted.reuse_path) == (cached, path)
+
+
+def test_of_equal_reuse_the_one_on_a_lane_is_taken(make_core):
+    core = make_core(lanes=2, entries=1)
+    for _ in range(2):
+        core.submit([*TEXT[:200], *OTHER], boundary=200)
+    core.drain()
+    core.run([1] * 70)
+    assert {lane.kept is None for lane in core.scheduler.placement.lanes} == {False}
+    assert core.run(TEXT[:250]).admitted.attach is Attach.NONE
+
+
+@pytest.mark.parametrize("length", [199, 200, 201])
+def test_one_token_is_left_to_compute(make_core, length):
+    core = make_core()
+    _frontier_at(core, 200)
+    assert core.run(TEXT[:length]).cached == (200 if length > 200 else 0)
+
+
+def test_an_exact_repeat_falls_back_to_the_checkpoint_before_its_end(make_core):
+    core = make_core()
+    first = core.run(TEXT[:200], boundary=196)
+    again = core.run(TEXT[:200], boundary=196)
+    assert again.cached == 196
+    assert again.answer == first.answer
+
+
+@pytest.mark.parametrize("position", [0, 63, 64, 127, 128, 199])
+def test_one_other_token_before_the_position_is_a_miss(make_core, position):
+    core = make_core()
+    _frontier_at(core, 200)
+    prompt = TEXT[:250]
+    prompt[position] = 9999
+    admitted = core.run(prompt).admitted
+    assert admitted.reuse_path is ReusePath.FULL_RESET
+    assert admitted.diverged_at == position
+
+
+def test_a_first_request_diverges_from_nothing(make_core):
+    assert make_core().run(TEXT).admitted.diverged_at is None
+
+
+def test_a_hit_reports_no_divergence(make_core):
+    core = make_core()
+    _frontier_at(core, 200)
+    assert core.run(TEXT).admitted.diverged_at is None
+
+
+@pytest.mark.parametrize(
+    "identity", [Identity(b"epoch", "somebody else"), Identity(b"another epoch", "tenant")]
+)
+@pytest.mark.parametrize("length", [20, 200])
+def test_another_identity_never_hits(make_core, identity, length):
+    core = make_core(entries=1)
+    _frontier_at(core, length)
+    assert core.run(TEXT[: length + 10], identity=identity).cached == 0
+
+
+def test_another_identity_does_not_take_the_owner_s_hit_away(make_core):
+    core = make_core(entries=1)
+    _frontier_at(core, 200)
+    core.run(TEXT[:210], identity=Identity(b"epoch", "somebody else"))
+    assert core.run(TEXT[:210]).cached == 200
+
+
+def test_nothing_is_reused_when_reuse_is_off(make_core):
+    core = make_core(prefix_reuse=False)
+    _frontier_at(core, 200)
+    admitted = core.run(TEXT).admitted
+    assert (admitted.cached_tokens, admitted.reuse_path) == (0, ReusePath.FULL_RESET)
+
+
+def test_a_running_sequence_is_not_reused(make_core):
+    core = make_core(lanes=2)
+    core.submit(TEXT[:200], boundary=190, max_tokens=50)
+    for _ in range(5):
+        core.step()
+    core.submit(TEXT[:250])
+    _, happened = core.step()
+    assert happened[0].cached_tokens == 0
+
+
+def test_tokens_recomputed_because_current_was_dropped_are_counted(make_core):
+    core = make_core(entries=1, keep_current=False)
+    answer = core.run(TEXT[:200], boundary=190, max_tokens=21).answer
+    core.run([1] * 70, boundary=60)
+    admitted = core.run([*TEXT[:200], *answer, 5]).admitted
+    assert (admitted.cached_tokens, admitted.regret_tokens) == (190, 30)
+
+
+def test_a_prompt_that_could_not_append_anyway_regrets_nothing(make_core):
+    core = make_core(entries=1, keep_current=False)
+    core.run(TEXT[:200], boundary=190, max_tokens=21)
+    core.run([1] * 70, boundary=60)
+    assert core.run(TEXT[:260]).admitted.regret_tokens == 0
+
+
+def test_planning_twice_gives_the_same_plan_and_changes_nothing(make_core):
+    core = make_core(lanes=2, entries=2)
+    for start in (0, 1000, 2000, 3000):
+        core.run(list(range(start, start + 150)), boundary=140)
+    before = repr(core.kept())
+    for prompt in ([*range(140), 5, 6], [*range(3000, 3150), 7], [9] * 80):
+        request = core.request(prompt, boundary=len(prompt) - 1)
+        assert core.plan(request) == core.plan(request)
+    assert repr(core.kept()) == before
+    assert not core.scheduler.placement.events

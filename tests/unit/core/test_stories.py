@@ -1,0 +1,235 @@
+"""The measured tables of the system, in tokens: who hits, from where, and with how many entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.events import Attach, ReusePath
+
+# The boundary of the session's first turn, and the think block that follows it.
+STABLE = 961
+THINK = [3, 3, 3, 3]
+HISTORY = list(range(10_000, 10_000 + STABLE))
+TITLE = list(range(20_000, 20_038))
+SIDE = list(range(30_000, 30_311))
+
+
+def _ask(core, stable, **options):
+    return core.run(stable + THINK, boundary=len(stable), **options)
+
+
+class Session:
+    """A client that answers with what it got, as a thinking template spells it."""
+
+    def __init__(self, core):
+        self.core = core
+        self.stable = HISTORY
+        self.first = _ask(core, self.stable, max_tokens=52)
+
+    @property
+    def echo(self) -> list[int]:
+        """The prompt that ends with the answer: every token as it was computed."""
+        return HISTORY + THINK + self.first.answer
+
+    def user_tail(self):
+        return _ask(self.core, HISTORY + self.first.answer + [5] * 20)
+
+    def assistant_tail(self):
+        return self.core.run([*self.echo, *[6] * 8])
+
+
+def _core(make_core, **options):
+    return make_core(num_pages=128, max_context_tokens=4096, **options)
+
+
+# A, B, A, B.
+
+
+def _abab(make_core, **options):
+    core = _core(make_core, **options)
+    session = Session(core)
+    first = _ask(core, SIDE)
+    second = session.user_tail()
+    return [session.first, first, second, _ask(core, SIDE)]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_session_comes_back_at_the_cost_of_the_side_request_without_exchange(make_core, keep):
+    steps = _abab(make_core, entries=1, exchange=False, policy="none", keep_current=keep)
+    assert [step.cached for step in steps] == [0, 0, STABLE, 0]
+    assert steps[2].admitted.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
+    assert steps[2].admitted.attach is Attach.REGISTRY
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_both_come_back_with_exchange(make_core, keep):
+    steps = _abab(make_core, entries=1, keep_current=keep)
+    assert [step.cached for step in steps] == [0, 0, STABLE, len(SIDE)]
+
+
+def test_nobody_comes_back_without_entries(make_core):
+    assert [step.cached for step in _abab(make_core, entries=0)] == [0, 0, 0, 0]
+
+
+# Capacity: A1, a title, another side request, A2, that side request again.
+
+
+def _capacity(make_core, entries, **options):
+    core = _core(make_core, entries=entries, **options)
+    session = Session(core)
+    _ask(core, TITLE)
+    _ask(core, SIDE)
+    return session.user_tail().cached, _ask(core, SIDE).cached
+
+
+@pytest.mark.parametrize(
+    ("entries", "session", "side"),
+    [(0, 0, 0), (1, STABLE, 0), (2, STABLE, 0), (3, STABLE, 311), (4, STABLE, 311)],
+)
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_source_s_rules_need_three_entries_for_the_side_request(
+    make_core, keep, entries, session, side
+):
+    if entries == 0 and not keep:
+        keep = True
+    result = _capacity(make_core, entries, keep_current=keep, exchange=False, policy="none")
+    assert result == (session, side)
+
+
+@pytest.mark.parametrize(
+    ("entries", "session", "side"),
+    [(0, 0, 0), (1, STABLE, 311), (2, STABLE, 311), (3, STABLE, 311), (4, STABLE, 311)],
+)
+def test_the_defaults_need_one_entry_for_the_side_request(make_core, entries, session, side):
+    assert _capacity(make_core, entries) == (session, side)
+
+
+# How a session comes back.
+
+
+@pytest.mark.parametrize(
+    ("keep", "side", "tail", "cached", "path", "attach"),
+    [
+        (True, False, "assistant", 1016, ReusePath.APPEND_FRONTIER, Attach.NONE),
+        (True, True, "assistant", 1016, ReusePath.APPEND_FRONTIER, Attach.REGISTRY),
+        (True, False, "user", STABLE, ReusePath.RESTORE_TURN_CHECKPOINT, Attach.NONE),
+        (True, True, "user", STABLE, ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY),
+        (False, False, "assistant", 1016, ReusePath.APPEND_FRONTIER, Attach.NONE),
+        (
+            False,
+            True,
+            "assistant",
+            STABLE,
+            ReusePath.RESTORE_TURN_CHECKPOINT,
+            Attach.REGISTRY,
+        ),
+        (False, False, "user", STABLE, ReusePath.RESTORE_TURN_CHECKPOINT, Attach.NONE),
+        (False, True, "user", STABLE, ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY),
+    ],
+)
+def test_a_tail_and_a_side_request_decide_path_and_attach(
+    make_core, keep, side, tail, cached, path, attach
+):
+    core = _core(make_core, entries=1, keep_current=keep)
+    session = Session(core)
+    if side:
+        _ask(core, SIDE)
+    outcome = session.assistant_tail() if tail == "assistant" else session.user_tail()
+    admitted = outcome.admitted
+    assert (admitted.cached_tokens, admitted.reuse_path, admitted.attach) == (cached, path, attach)
+
+
+@pytest.mark.parametrize("tail", ["assistant", "user"])
+def test_keep_and_drop_and_cold_give_the_same_text(make_core, tail):
+    answers = []
+    for options in ({"entries": 1}, {"entries": 1, "keep_current": False}, {"entries": 0}):
+        core = _core(make_core, **options)
+        session = Session(core)
+        _ask(core, SIDE)
+        outcome = session.assistant_tail() if tail == "assistant" else session.user_tail()
+        answers.append(outcome.answer)
+    assert answers[0] == answers[1] == answers[2]
+
+
+# Shapes that hurt users elsewhere.
+
+
+def _turns(core, name, count):
+    """A generator that plays one turn of a session each time and yields whether it hit."""
+    stable = [name * 1000 + i for i in range(200)]
+    for turn in range(count):
+        stable = stable + [name * 1000 + 500 + turn] * 10
+        outcome = core.run(stable + THINK, boundary=len(stable), max_tokens=5)
+        yield outcome.cached
+        stable = stable + outcome.answer
+
+
+@pytest.mark.parametrize(("lanes", "entries"), [(1, 1), (1, 4), (2, 2), (3, 1)])
+@pytest.mark.parametrize("keep", [True, False])
+def test_as_many_sessions_as_there_are_places_all_hit(make_core, lanes, entries, keep):
+    core = _core(make_core, lanes=lanes, entries=entries, keep_current=keep)
+    sessions = [_turns(core, name, 4) for name in range(1, lanes + entries + 1)]
+    rounds = [[next(session) for session in sessions] for _ in range(4)]
+    assert rounds[0] == [0] * len(sessions)
+    assert all(cached >= 210 for played in rounds[1:] for cached in played)
+
+
+@pytest.mark.parametrize("num_sides", [1, 2, 3, 4])
+@pytest.mark.parametrize("entries", [1, 2, 4])
+@pytest.mark.parametrize("keep", [True, False])
+def test_any_number_of_side_requests_between_turns_costs_the_session_nothing(
+    make_core, keep, entries, num_sides
+):
+    core = _core(make_core, entries=entries, keep_current=keep)
+    session = _turns(core, 1, 10)
+    next(session)
+    for turn in range(9):
+        for number in range(num_sides):
+            core.run([50_000 + turn * 10 + number] * 60, boundary=55)
+        assert next(session) >= 210
+
+
+def test_two_sessions_that_interleave_leave_their_newest_frontiers(make_core):
+    core = _core(make_core, entries=1)
+    sessions = [_turns(core, name, 12) for name in (1, 2)]
+    for _ in range(12):
+        for session in sessions:
+            next(session)
+    assert sorted(sequence.reusable_tokens >= 320 for sequence in core.kept()) == [True, True]
+    assert not [sequence for sequence in core.kept() if sequence.superseded_by]
+
+
+def test_newcomers_are_served_after_many_abandoned_sessions(make_core):
+    core = _core(make_core, entries=2)
+    for number in range(15):
+        for _ in _turns(core, 100 + number, 3):
+            pass
+    fresh = list(_turns(core, 1, 3))
+    assert fresh[0] == 0
+    assert fresh[1] >= 210
+    assert fresh[2] > fresh[1]
+
+
+def test_two_sessions_that_return_at_once_are_both_right(make_core):
+    core = _core(make_core, entries=1)
+    prompts = [[name * 1000 + i for i in range(200)] for name in (1, 2)]
+    for prompt in prompts:
+        core.run([*prompt, 7], boundary=200)
+    ids = [core.submit([*prompt, 8], boundary=200) for prompt in prompts]
+    outcome = core.drain()
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        tokens = [
+            event.token
+            for event in outcome.events
+            if getattr(event, "request_id", None) == request_id and hasattr(event, "token")
+        ]
+        assert tokens == make_core().run([*prompt, 8]).answer
+
+
+@pytest.mark.parametrize("entries", [0, 1])
+def test_the_same_request_again_and_again_hits_and_answers_the_same(make_core, entries):
+    core = _core(make_core, entries=entries)
+    outcomes = [_ask(core, HISTORY, max_tokens=limit) for limit in (5, 5, 1, 200, 5)]
+    assert [outcome.cached for outcome in outcomes] == [0, STABLE, STABLE, STABLE, STABLE]
+    longest = outcomes[3].answer
+    assert all(longest[: len(outcome.answer)] == outcome.answer for outcome in outcomes)

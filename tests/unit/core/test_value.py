@@ -1,0 +1,133 @@
+"""What a kept sequence is worth, and who goes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import SequenceId, pages_for
+from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.value import POLICY_NAMES, CostModel, CostPolicy, build_policy, rank
+
+COST = CostModel(slot_bytes=1000, page_bytes=100)
+
+
+def _kept(number=1, tokens=1000, last_used_s=0.0, checkpoint=None, **options):
+    return Sequence(
+        sequence_id=SequenceId(number),
+        ledger=TokenLedger(Identity(b"epoch", "tenant")),
+        created_s=0.0,
+        last_used_s=last_used_s,
+        frontier=tokens,
+        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, CheckpointKind.TURN),
+        pages=list(range(pages_for(tokens))),
+        **options,
+    )
+
+
+def _value(sequence, now_s=0.0, name="cost"):
+    return build_policy(name, COST).value(sequence, now_s)
+
+
+@pytest.mark.parametrize(("num_tokens", "tokens_per_s"), [(4096, 1121.1), (32768, 1029.2)])
+def test_the_default_rates_give_the_measured_prefill_rates(num_tokens, tokens_per_s):
+    assert num_tokens / CostModel().prefill_seconds(num_tokens) == pytest.approx(
+        tokens_per_s, rel=1e-3
+    )
+
+
+def test_prefill_grows_faster_than_linearly():
+    model = CostModel()
+    assert model.prefill_seconds(200_000) > 10 * model.prefill_seconds(20_000)
+
+
+def test_nothing_computed_costs_nothing():
+    assert CostModel().prefill_seconds(0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "held_bytes"),
+    [
+        ({}, 1000 + 1600),
+        ({"checkpoint": 900}, 2000 + 1600),
+        ({"checkpoint": 900, "has_current": False}, 1000 + 1600),
+    ],
+)
+def test_states_and_pages_are_counted(options, held_bytes):
+    assert COST.held_bytes(_kept(**options)) == held_bytes
+
+
+def test_a_longer_prefix_is_worth_more():
+    assert _value(_kept(tokens=2000)) > _value(_kept(tokens=1000))
+
+
+def test_a_prefix_that_can_be_resumed_only_early_is_worth_less():
+    whole, early = _kept(), _kept(has_current=False, checkpoint=100)
+    assert _value(early) < _value(whole)
+
+
+def test_rest_halves_the_value_every_half_life():
+    sequence = _kept()
+    assert _value(sequence, 600.0) == pytest.approx(_value(sequence) / 2)
+
+
+def test_returning_often_raises_the_value():
+    assert _value(_kept(num_hits=3)) == pytest.approx(2 * _value(_kept()))
+
+
+def test_more_bytes_for_the_same_prefix_are_worth_less():
+    assert _value(_kept(checkpoint=900)) < _value(_kept())
+
+
+def test_a_clock_that_steps_back_does_not_raise_the_value():
+    assert _value(_kept(last_used_s=50.0), 10.0) == _value(_kept(last_used_s=10.0), 10.0)
+
+
+def test_a_week_of_rest_leaves_a_comparable_value():
+    week_s = 7 * 24 * 3600.0
+    assert 0.0 <= _value(_kept(), week_s) < _value(_kept(), week_s / 2)
+
+
+def test_policy_none_ranks_the_longest_unused_first_whatever_it_saves():
+    long_unused = _kept(tokens=30_000, num_hits=9, last_used_s=1.0)
+    just_used = _kept(tokens=10, last_used_s=2.0)
+    assert _value(long_unused, 3.0, "none") < _value(just_used, 3.0, "none")
+
+
+@pytest.mark.parametrize(("name", "evicts"), [("cost", True), ("none", False)])
+def test_only_policy_none_leaves_entries_alone(name, evicts):
+    policy = build_policy(name, COST)
+    assert (policy.name, policy.evicts_for_detach) == (name, evicts)
+
+
+def test_an_unknown_policy_is_refused_with_the_names_there_are():
+    with pytest.raises(ConfigurationError) as caught:
+        build_policy("lru2", COST)
+    assert all(name in caught.value.message for name in POLICY_NAMES)
+
+
+def _order(*sequences, now_s=0.0):
+    alive = frozenset(sequence.sequence_id for sequence in sequences)
+    policy = CostPolicy(COST)
+    ranked = sorted(sequences, key=lambda one: rank(one, policy, alive, now_s))
+    return [sequence.sequence_id for sequence in ranked]
+
+
+def test_a_superseded_fork_goes_first_however_valuable():
+    fork = _kept(1, tokens=30_000, num_hits=50, superseded_by=SequenceId(2))
+    assert _order(_kept(2, tokens=100), fork) == [1, 2]
+
+
+def test_a_fork_whose_successor_is_gone_is_ranked_by_its_value():
+    fork = _kept(1, tokens=30_000, superseded_by=SequenceId(9))
+    assert _order(fork, _kept(2, tokens=100)) == [2, 1]
+
+
+def test_the_less_valuable_goes_first():
+    assert _order(_kept(1, tokens=500), _kept(2, tokens=400), _kept(3, tokens=600)) == [2, 1, 3]
+
+
+def test_of_equals_the_older_goes_first():
+    assert _order(_kept(2), _kept(1), _kept(3)) == [1, 2, 3]
