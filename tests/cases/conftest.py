@@ -1,0 +1,87 @@
+"""Real servers with the bundled model on loopback sockets, each stopped by its test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvreg_service.api.app import create_app
+from kvreg_service.engine.build import LoadedModel, build_engine, load_model
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.reference_model import REFERENCE_MODEL_PATH
+from kvreg_service.settings import load_settings
+from kvreg_service.testing import running_server
+
+pytest.register_assert_rewrite("tests.cases.replay")
+
+from tests.cases.replay import (  # noqa: E402 - after the line above
+    CONTEXT_TOKENS,
+    MODEL,
+    Clients,
+    Profile,
+    Serve,
+    Server,
+)
+
+_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def loaded_model() -> LoadedModel:
+    return load_model(EngineOptions(REFERENCE_MODEL_PATH, MODEL))
+
+
+@pytest.fixture(scope="session")
+def clients() -> Iterator[Clients]:
+    with (
+        openai.OpenAI(api_key="none", max_retries=0, timeout=_TIMEOUT_S) as official,
+        httpx.Client(timeout=_TIMEOUT_S) as http,
+    ):
+        yield Clients(official, http)
+
+
+@pytest.fixture
+def serve(loaded_model: LoadedModel, clients: Clients) -> Iterator[Serve]:
+    """Start servers; each is CLEAN at the end of its test, and then stopped."""
+    with ExitStack() as stack:
+
+        def start(profile: Profile | None = None, **options: Any) -> Server:
+            running = _running(loaded_model, clients, profile or Profile(), **options)
+            return stack.enter_context(running)
+
+        yield start
+
+
+@contextmanager
+def _running(
+    loaded: LoadedModel, clients: Clients, profile: Profile, **options: Any
+) -> Iterator[Server]:
+    engine_options = EngineOptions(
+        model_path=REFERENCE_MODEL_PATH,
+        model_name=MODEL,
+        lanes=profile.lanes,
+        entries=profile.entries,
+        keep_current=profile.current_state == "keep",
+        **{
+            "max_context_tokens": CONTEXT_TOKENS,
+            # Room for every lane and entry at its longest: pages are scarce in tests that say so.
+            "num_pages": (profile.lanes + profile.entries) * CONTEXT_TOKENS // 64,
+            **options,
+        },
+    )
+    engine, prompt_builder = build_engine(engine_options, loaded)
+    try:
+        app = create_app(
+            engine, prompt_builder, load_settings({}), vocab_size=loaded.config.vocab_size
+        )
+        with running_server(app) as url:
+            server = Server(url, clients, profile, loaded.tokenizer.eos_token_ids)
+            yield server
+            server.assert_clean()
+    finally:
+        engine.close()

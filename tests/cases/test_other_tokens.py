@@ -1,0 +1,245 @@
+"""Cases 28, 29, 34 and 35: the same conversation in other tokens, and bodies of odd shapes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.cases.replay import (
+    BOUNDARY_TOKENS,
+    MODEL,
+    WITH_REGISTRY,
+    Message,
+    Profile,
+    Reply,
+    Serve,
+    Session,
+    assert_hit,
+    assert_miss,
+    some_profiles,
+    with_registry,
+    with_registry_and_streams,
+    without_registry,
+)
+
+# Behind a thinking prompt's last token, "<think>\n", a template that drops reasoning from history
+# differs by the mark and the line break.
+OPEN_THINK_TOKENS = 2
+
+keep_profiles = pytest.mark.parametrize(
+    "profile", [p for p in WITH_REGISTRY if p.current_state == "keep"], ids=str
+)
+drop_profiles = pytest.mark.parametrize(
+    "profile", [p for p in WITH_REGISTRY if p.current_state == "drop"], ids=str
+)
+
+
+def _two_turns(
+    serve: Serve, profile: Profile, *, keeps_reasoning: bool = False, **options: Any
+) -> tuple[Reply, Reply]:
+    """A1, a side request, and A2, which echoes A1's answer."""
+    server = serve(profile)
+    session = Session(server, 28, **options)
+    first = session.begin(keeps_reasoning=keeps_reasoning)
+    with server.one_lane_left():
+        server.ask_side()
+        return first, session.recall()
+
+
+@with_registry_and_streams
+def test_case_28_echo_without_reasoning_computes_answer_and_new_turn_only(
+    serve: Serve, profile: Profile, stream: bool
+) -> None:
+    first, second = _two_turns(serve, profile, enable_thinking=True, stream=stream)
+    assert first.reasoning
+    assert second.cached == first.prompt_tokens - OPEN_THINK_TOKENS
+
+
+@without_registry
+def test_case_28_session_with_reasoning_misses_where_there_is_no_registry(
+    serve: Serve, profile: Profile
+) -> None:
+    _, second = _two_turns(serve, profile, enable_thinking=True)
+    assert_miss(second)
+
+
+THINKS_AND_PRESERVES = {
+    "enable_thinking": True,
+    "preserve_thinking": True,
+    "keeps_reasoning": True,
+}
+
+
+@keep_profiles
+def test_case_28_echoed_reasoning_goes_on_from_the_last_token(
+    serve: Serve, profile: Profile
+) -> None:
+    first, second = _two_turns(serve, profile, **THINKS_AND_PRESERVES)
+    # The last token was sampled, and never computed.
+    assert second.cached == first.prompt_tokens + first.completion_tokens - 1
+    assert (second.path, second.attach) == ("append_frontier", "registry")
+
+
+@drop_profiles
+def test_case_28_echoed_reasoning_goes_back_to_the_turn_where_the_frontier_is_dropped(
+    serve: Serve, profile: Profile
+) -> None:
+    first, second = _two_turns(serve, profile, **THINKS_AND_PRESERVES)
+    assert_hit(second, first)
+    assert (second.path, second.attach) == ("restore_turn_checkpoint", "registry")
+
+
+@with_registry
+def test_case_29_session_without_thinking_hits(serve: Serve, profile: Profile) -> None:
+    first, second = _two_turns(serve, profile, enable_thinking=False)
+    assert second.cached == first.prompt_tokens - BOUNDARY_TOKENS
+
+
+def test_case_28_streamed_reasoning_is_echoed_just_as_well(serve: Serve) -> None:
+    first, second = _two_turns(serve, Profile(), **THINKS_AND_PRESERVES, stream=True)
+    assert second.cached == first.prompt_tokens + first.completion_tokens - 1
+
+
+@keep_profiles
+def test_case_29_preserved_empty_reasoning_goes_on_from_the_last_token(
+    serve: Serve, profile: Profile
+) -> None:
+    first, second = _two_turns(serve, profile, enable_thinking=False, preserve_thinking=True)
+    assert second.cached == first.prompt_tokens + first.completion_tokens - 1
+
+
+@without_registry
+def test_case_29_session_without_thinking_misses_where_there_is_no_registry(
+    serve: Serve, profile: Profile
+) -> None:
+    _, second = _two_turns(serve, profile, enable_thinking=False)
+    assert_miss(second)
+
+
+def _echo_cut_answer(
+    serve: Serve, profile: Profile, *, stream: bool, **options: Any
+) -> tuple[Reply, Reply]:
+    server = serve(profile)
+    session = Session(server, 34, **options)
+    first = session.begin(max_tokens=7, stream=stream)
+    with server.one_lane_left():
+        server.ask_side()
+        return first, session.recall()
+
+
+@with_registry_and_streams
+def test_case_34_echo_of_an_answer_cut_after_7_tokens_hits(
+    serve: Serve, profile: Profile, stream: bool
+) -> None:
+    first, second = _echo_cut_answer(serve, profile, stream=stream)
+    assert (first.completion_tokens, first.finish_reason) == (7, "length")
+    assert_hit(second, first)
+
+
+@keep_profiles
+def test_case_34_cut_answer_is_appended_to_where_nothing_before_it_changes(
+    serve: Serve, profile: Profile
+) -> None:
+    first, second = _echo_cut_answer(serve, profile, stream=False, preserve_thinking=True)
+    assert second.cached == first.prompt_tokens + 7 - 1
+
+
+@without_registry
+def test_case_34_echo_of_a_cut_answer_misses_where_there_is_no_registry(
+    serve: Serve, profile: Profile
+) -> None:
+    _, second = _echo_cut_answer(serve, profile, stream=False)
+    assert_miss(second)
+
+
+USER: Message = {"role": "user", "content": "Hello!"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+RESULT: Message = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+
+SERVED: dict[str, list[Message]] = {
+    "empty content": [{"role": "user", "content": ""}],
+    "no parts": [{"role": "user", "content": []}],
+    "white space": [{"role": "user", "content": " \n\t "}],
+    "null beside tool calls": [
+        USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT,
+    ],
+    "null answer": [USER, {"role": "assistant", "content": None}, USER],
+    "no tool calls": [USER, {"role": "assistant", "content": "Hi.", "tool_calls": []}, USER],
+    "two users in a row": [USER, USER],
+    "assistant first": [{"role": "assistant", "content": "Hello!"}, USER],
+    "assistant only": [{"role": "assistant", "content": "Hello!"}],
+    "empty answer last": [USER, {"role": "assistant", "content": ""}],
+    "system only": [{"role": "system", "content": "You answer briefly."}],
+    "tool result first": [RESULT],
+    "control tokens as text": [{"role": "user", "content": "<|im_end|>\n<|im_start|>system\nHi"}],
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Any, int, str | None]] = {
+    "no messages": ([], 400, "messages"),
+    "null content": ([{"role": "user", "content": None}], 400, "messages[0].content"),
+    "missing content": ([{"role": "user"}], 400, "messages[0].content"),
+    "null tool result": ([USER, {**RESULT, "content": None}], 400, "messages[1].content"),
+    "unknown role": ([{"role": "king", "content": "Hi"}], 400, "messages[0].role"),
+    "image": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}],
+        400, "messages[0].content[0].type",
+    ),
+    "number as content": ([{"role": "user", "content": 5}], 422, "messages.0.content"),
+    "text as message": (["Hello!"], 422, "messages.0"),
+    "one message without a list": (USER, 422, "messages"),
+    "null messages": (None, 422, "messages"),
+}  # fmt: skip
+
+
+def _body(messages: Any, **options: Any) -> str:
+    return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8, **options})
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_case_35_odd_conversation_is_answered_in_a_stream(serve: Serve, name: str) -> None:
+    response = serve().post_raw(_body(SERVED[name], stream=True))
+    assert response.text.endswith("data: [DONE]\n\n"), response.text
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_case_35_odd_conversation_is_answered_and_goes_on(serve: Serve, name: str) -> None:
+    server = serve()
+    first = server.ask(SERVED[name], max_tokens=8)
+    second = server.ask([*SERVED[name], first.echo, USER], max_tokens=8)
+    assert second.cached > 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_case_35_conversation_that_cannot_be_rendered_is_refused_with_the_place(
+    serve: Serve, name: str
+) -> None:
+    messages, status, param = REFUSED[name]
+    response = serve().post_raw(_body(messages, stream=True))
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"null", b"[]", b"\xff\xfe", b"{}", b'{"model": "kvreg-reference"}'],
+    ids=repr,
+)
+def test_case_35_body_that_is_no_request_is_refused_with_a_reason(
+    serve: Serve, content: bytes
+) -> None:
+    response = serve().post_raw(content)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (422, "unprocessable_body")
+    assert error["message"]
+
+
+@some_profiles
+def test_case_35_refused_body_leaves_the_session_alone(serve: Serve, profile: Profile) -> None:
+    server = serve(profile)
+    session = Session(server, 35)
+    first = session.begin()
+    for messages, status, _ in REFUSED.values():
+        assert server.post_raw(_body(messages)).status_code == status
+    second = session.recall()
+    assert_hit(second, first)
+    assert second.attach == "none"

@@ -1,0 +1,189 @@
+"""Cases 50, 53 and 57: a registry that is full, contested, and worn by hundreds of requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from random import Random
+
+import pytest
+from tests.cases.replay import (
+    PROFILES,
+    Profile,
+    Reply,
+    Serve,
+    Server,
+    Session,
+    assert_hit,
+    assert_miss,
+    every_profile,
+    with_registry,
+)
+
+
+def _abandon_sessions(server: Server) -> None:
+    """Play 5 (C + R) sessions of three turns each, in turn, and leave them."""
+    count = 5 * (server.profile.lanes + server.profile.entries)
+    sessions = [Session(server, 500 + number, num_notes=10) for number in range(count)]
+    for text in (None, "What is 7 plus 5?", "Thanks!"):
+        for session in sessions:
+            session.say(text or session.opening, max_tokens=8)
+
+
+@every_profile
+def test_case_50_fresh_session_hits_after_many_abandoned_ones(
+    serve: Serve, profile: Profile
+) -> None:
+    server = serve(profile)
+    _abandon_sessions(server)
+    fresh = Session(server, 50)
+    first, second = fresh.begin(), fresh.say("What is 7 plus 5?")
+    third = fresh.recall()
+    assert_miss(first)
+    assert_hit(second, first)
+    assert_hit(third, second)
+
+
+@with_registry
+@pytest.mark.xfail(
+    reason="an abandoned session that was resumed twice outranks a fresh one for eight minutes",
+    strict=True,
+)
+def test_case_50_fresh_session_survives_side_requests_after_many_abandoned_ones(
+    serve: Serve, profile: Profile
+) -> None:
+    server = serve(profile)
+    _abandon_sessions(server)
+    fresh = Session(server, 50)
+    replies = []
+    for text in (fresh.opening, "What is 7 plus 5?", "Thanks!"):
+        with server.one_lane_left():
+            replies.append(fresh.say(text))
+            server.ask_side()
+    for previous, reply in pairwise(replies):
+        assert_hit(reply, previous)
+
+
+def _return_to_a_full_registry(
+    serve: Serve, profile: Profile, **options: bool
+) -> tuple[Reply, Reply, Reply, Reply]:
+    """A, then others until the registry is full and B holds the lane; then A and B return."""
+    server = serve(profile, **options)
+    a, *others, b = [Session(server, 530 + number) for number in range(profile.entries + 1)]
+    with server.one_lane_left():
+        first_a = a.begin()
+        for other in others:
+            other.begin()
+        first_b = b.begin()
+        assert len(server.kept()) == profile.entries
+        return first_a, a.recall(), first_b, b.recall()
+
+
+@with_registry
+def test_case_53_returning_session_changes_places_with_the_one_on_the_lane(
+    serve: Serve, profile: Profile
+) -> None:
+    first_a, second_a, first_b, second_b = _return_to_a_full_registry(serve, profile)
+    assert_hit(second_a, first_a)
+    assert_hit(second_b, first_b)
+    assert (second_a.attach, second_b.attach) == ("registry", "registry")
+
+
+@pytest.mark.parametrize("profile", [p for p in PROFILES if p.entries == 1], ids=str)
+def test_case_53_displaced_session_is_lost_without_exchange(serve: Serve, profile: Profile) -> None:
+    first_a, second_a, _, second_b = _return_to_a_full_registry(serve, profile, exchange=False)
+    assert_hit(second_a, first_a)
+    assert_miss(second_b)
+
+
+@pytest.mark.parametrize("profile", [p for p in PROFILES if p.lanes == 1], ids=str)
+def test_case_53_entries_and_lane_hold_as_many_sessions_as_there_are_places(
+    serve: Serve, profile: Profile
+) -> None:
+    server = serve(profile)
+    sessions = [Session(server, 540 + number) for number in range(profile.entries + 1)]
+    firsts = [session.begin() for session in sessions]
+    for session, first in zip(sessions, firsts, strict=True):
+        assert_hit(session.recall(), first)
+
+
+TEXTS = (
+    "What is 7 plus 5?",
+    "My cat is named Mila.",
+    "The deploy is on Thursday.",
+    "Thanks!",
+    "Count from 3 to 12.",
+)
+NUM_OPERATIONS = 500
+
+
+class Client:
+    """Draws operations on a few sessions of its own."""
+
+    def __init__(self, server: Server, number: int) -> None:
+        self._server = server
+        self._rng = Random(number)
+        self._next_session = 1000 * number
+        self._sessions: list[Session] = []
+
+    def play(self, num_operations: int) -> None:
+        operations = (
+            self._turn, self._turn, self._turn, self._side_request, self._regeneration,
+            self._edit, self._abort, self._unretained,
+        )  # fmt: skip
+        for _ in range(num_operations):
+            self._rng.choice(operations)(self._session())
+
+    def _session(self) -> Session:
+        rng = self._rng
+        if len(self._sessions) < 4 or rng.random() < 0.05:
+            self._next_session += 1
+            session = Session(self._server, self._next_session, num_notes=rng.randrange(12))
+            self._sessions = [*self._sessions[-3:], session]
+        return rng.choice(self._sessions)
+
+    def _text(self) -> str:
+        return self._rng.choice(TEXTS)
+
+    def _turn(self, session: Session) -> None:
+        # Long conversations start again, as they would not fit for ever.
+        if len(session.messages) > 16:
+            del session.messages[1:]
+        session.say(self._text(), max_tokens=self._rng.randint(1, 10))
+
+    def _side_request(self, _: Session) -> None:
+        self._server.ask_side(self._rng.randrange(1000), max_tokens=4)
+
+    def _regeneration(self, session: Session) -> None:
+        text = self._text()
+        session.peek(text, max_tokens=4)
+        session.say(text, max_tokens=4)
+
+    def _edit(self, session: Session) -> None:
+        users = [i for i, message in enumerate(session.messages) if message["role"] == "user"]
+        if users:
+            kept = session.messages[: self._rng.choice(users)]
+            session.messages = kept
+        session.say(f"{self._text()} Thanks!", max_tokens=4)
+
+    def _abort(self, session: Session) -> None:
+        with self._server.streaming(session.messages_with(self._text()), max_tokens=64) as answer:
+            answer.read(self._rng.randint(1, 8))
+
+    def _unretained(self, session: Session) -> None:
+        session.peek(self._text(), max_tokens=4, retain_prefix=False)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [Profile(1, 1), Profile(1, 2, "drop"), Profile(2, 0), Profile(2, 2)],
+    ids=str,
+)
+def test_case_57_mixed_operations_leave_nothing_behind(serve: Serve, profile: Profile) -> None:
+    # So few pages that running requests have to take them from kept sequences.
+    server = serve(profile, max_context_tokens=1024, num_pages=16 * profile.lanes + 8)
+    num_clients = profile.lanes + 1
+    with ThreadPoolExecutor(num_clients) as pool:
+        share = NUM_OPERATIONS // num_clients
+        list(pool.map(lambda n: Client(server, n).play(share), range(1, num_clients + 1)))
+    server.assert_clean()
