@@ -109,7 +109,6 @@ class StateBatch:
     def __init__(
         self, conv: Tensor, recurrent: Tensor, copied_from: tuple[StateSlots, Tensor] | None = None
     ) -> None:
-        self.dtype = recurrent.dtype
         self.conv = conv.unbind()
         self.recurrent = recurrent.unbind()
         self._stacked = (conv, recurrent)
