@@ -40,6 +40,10 @@ class Contestant(Protocol):
         """Answer greedily and without thinking."""
         ...
 
+    def forget(self) -> None:
+        """Give up what earlier sessions left, where the contestant can be told to."""
+        ...
+
 
 def decode_rate(num_tokens: int, decode_s: float) -> float | None:
     """Return tokens per second behind the first one; None when there is no other."""

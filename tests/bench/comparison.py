@@ -17,7 +17,7 @@ from bench_run import BenchRun
 from in_process import InProcess
 from kvreg_server import running_kvreg
 from oracle import Oracle
-from over_http import OverHttp
+from over_http import KvregOverHttp, OverHttp
 from prompts import LONG_ANSWER_TOKENS, SHORT_ANSWER_TOKENS, Session, fresh_nonce, long_answer
 from report import Section, Table, goal_text
 from samples import Samples, ratio
@@ -31,7 +31,9 @@ have about 1,300 tokens. *Cold* is the session's first request. The rates are ta
 prompt of 1,282 tokens with an answer of 151, as the contestant itself reports them and, for decode,
 also by the client's clock. TTFT is by the client's clock, from messages to first text. transformers
 is the oracle model in this process with its cache; it computes each prompt whole. The peer and
-kvreg over HTTP are processes of their own. All run fp32 weights on one thread."""
+kvreg over HTTP are processes of their own. All run fp32 weights on one thread. kvreg has its
+defaults, one lane and one entry; before each session it is told to forget the one before, which its
+policy would defend for some minutes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def _contestants(bench: BenchRun) -> Iterator[list[Contestant]]:
             contestants.append(stack.enter_context(contextlib.closing(peer)))
         engine = InProcess(EngineOptions(REFERENCE_MODEL_PATH, "reference"))
         contestants.append(stack.enter_context(contextlib.closing(engine)))
-        server = OverHttp("kvreg over HTTP", stack.enter_context(running_kvreg()))
+        server = KvregOverHttp("kvreg over HTTP", stack.enter_context(running_kvreg()))
         contestants.append(stack.enter_context(contextlib.closing(server)))
         yield contestants
 
@@ -103,6 +105,7 @@ def _play(contestants: list[Contestant], results: dict[str, Results]) -> None:
     for shape in _SHAPES:
         session = Session(fresh_nonce())
         for one in contestants:
+            one.forget()
             cold = one.ask(session.first, SHORT_ANSWER_TOKENS)
             one.ask(session.side_request, SHORT_ANSWER_TOKENS)
             back = one.ask(shape.messages(session, cold.text), SHORT_ANSWER_TOKENS)

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from answer import Answer, Messages, decode_rate
+from prompts import unrelated
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.engine.build import LoadedModel, build_engine
@@ -63,6 +64,13 @@ class InProcess:
         """Answer greedily and without thinking."""
         return self.ask_all([messages], max_tokens)[0].answer()
 
+    def forget(self) -> None:
+        """Push the lane's session into the registry, and give up everything there."""
+        self._runner.run(self._stream(unrelated(), max_tokens=1, retain=False))
+        for entry in self._engine.snapshot().entries:
+            if entry.state == "kept":
+                self._engine.drop_entry(entry.entry_id)
+
     def ask_all(self, conversations: list[Messages], max_tokens: int) -> list[Stream]:
         """Ask everything at once and wait for the last answer."""
 
@@ -71,10 +79,12 @@ class InProcess:
 
         return self._runner.run(gather())
 
-    async def _stream(self, messages: Messages, max_tokens: int) -> Stream:
+    async def _stream(self, messages: Messages, max_tokens: int, retain: bool = True) -> Stream:
         stream = Stream(time.perf_counter())
         prompt = self._prompts.build(Conversation(messages=messages))
-        request = GenerationRequest(f"bench-{next(self._numbers)}", prompt, max_tokens)
+        request = GenerationRequest(
+            f"bench-{next(self._numbers)}", prompt, max_tokens, retain=retain
+        )
         async for event in self._engine.generate(request):
             match event:
                 case Started():

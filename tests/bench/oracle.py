@@ -59,3 +59,6 @@ class Oracle:
             decode_tokens_per_s=rate,
             client_decode_tokens_per_s=rate,
         )
+
+    def forget(self) -> None:
+        """Nothing is kept beyond an answer."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from answer import Answer, Messages, decode_rate
+from prompts import unrelated
 
 _TIMEOUT_S = 120.0
 
@@ -38,21 +39,14 @@ class OverHttp:
 
     def ask(self, messages: Messages, max_tokens: int) -> Answer:
         """Answer greedily and without thinking."""
-        body = {
-            "model": self._model,
-            "messages": messages,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "chat_template_kwargs": {"enable_thinking": False},
-        }
         texts: list[str] = []
         times_s: list[float] = []
         usage: dict[str, Any] = {}
         timings: dict[str, Any] = {}
         start_s = time.perf_counter()
-        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+        with self._client.stream(
+            "POST", "/v1/chat/completions", json=self._body(messages, max_tokens)
+        ) as response:
             response.raise_for_status()
             for event in _events(response):
                 usage = event.get("usage") or usage
@@ -77,6 +71,33 @@ class OverHttp:
             decode_tokens_per_s=_decode_rate(timings, num_tokens) or client_rate,
             client_decode_tokens_per_s=client_rate,
         )
+
+    def forget(self) -> None:
+        """A server in general cannot be told to."""
+
+    def _body(self, messages: Messages, max_tokens: int) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+
+
+class KvregOverHttp(OverHttp):
+    """A server of kvreg, which can be told to forget."""
+
+    def forget(self) -> None:
+        """Push the lane's session into the registry, and give up everything there."""
+        body = self._body(unrelated(), max_tokens=1) | {"retain_prefix": False}
+        self._client.post("/v1/chat/completions", json=body).raise_for_status()
+        for entry in self._client.get("/v1/registry").raise_for_status().json()["entries"]:
+            if entry["state"] == "kept":
+                path = f"/v1/registry/entries/{entry['entry_id']}"
+                self._client.delete(path).raise_for_status()
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -30,6 +30,11 @@ def long_answer(nonce: str) -> Messages:
     return [_notes(nonce), _user("Count from 1 to 60.")]
 
 
+def unrelated() -> Messages:
+    """A short request that continues nothing."""
+    return [_user("Hello!")]
+
+
 @dataclass(frozen=True)
 class Session:
     """A conversation that a side request interrupts."""
