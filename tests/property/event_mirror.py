@@ -6,7 +6,7 @@ either the bookkeeping or the events are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from kvreg_service.core import events
@@ -69,10 +69,15 @@ def is_planned(event: events.Event) -> bool:
 
 
 class Mirror:
-    """Every sequence, told by events."""
+    """Every sequence, told by events. ``before_eviction`` is called while the victim is known."""
 
-    def __init__(self, keep_current: bool) -> None:
+    def __init__(
+        self,
+        keep_current: bool,
+        before_eviction: Callable[[Seen, EvictionReason, float], None],
+    ) -> None:
         self.keep_current = keep_current
+        self._before_eviction = before_eviction
         self.sequences: dict[int, Seen] = {}
         self.requests: dict[str, Request] = {}
         self.terminals: dict[str, events.Terminal] = {}
@@ -145,6 +150,7 @@ class Mirror:
             case events.Attached():
                 assert self.sequences[event.sequence_id].lane == event.lane
             case events.Evicted():
+                self._before_eviction(self.sequences[event.sequence_id], event.reason, now_s)
                 seen = self.sequences.pop(event.sequence_id)
                 assert (seen.lane, seen.entry) == (event.lane, event.entry)
             case events.CheckpointCaptured():

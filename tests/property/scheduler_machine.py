@@ -7,9 +7,9 @@ cold run, and every admission with the oracle.
 
 from __future__ import annotations
 
-from admission_oracle import PAGE_BYTES, SLOT_BYTES, Profile, check_admission
+from admission_oracle import PAGE_BYTES, SLOT_BYTES, Profile, Ranking, check_admission
 from conversations import Conversation, Prompt, user_turn, words
-from event_mirror import Mirror
+from event_mirror import Mirror, Seen
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -74,13 +74,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         rules = AdmissionRules(build_policy(policy, cost), exchange)
         self.scheduler = Scheduler(limits, rules, cost)
         self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
-        self.mirror = Mirror(keep)
+        self.mirror = Mirror(keep, self._check_victim)
         self.clients = [
             Conversation(str(index), words("system", size))
             for index, size in enumerate((0, 30, 70))
         ]
         self.waiting: dict[str, Conversation] = {}
         self.failing: set[str] = set()
+        self.fails_next_moves = False
         self.now_s = 1000.0
 
     # What clients do.
@@ -209,9 +210,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.now_s += seconds
             case "cancel" if open_ids:
                 self._cancel(open_ids[index % len(open_ids)])
-            case "fail moves" | "fail work" if open_ids:
+            case "fail moves":
+                self.fails_next_moves = True
+            case "fail work" if open_ids:
                 self.failing.add(open_ids[index % len(open_ids)])
-                self.runner.fails_moves = what == "fail moves"
 
     def _cancel(self, request_id: str) -> None:
         happened = self.scheduler.cancel(RequestId(request_id), self.now_s)
@@ -257,19 +259,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.scheduler.schedule(self.now_s)
         num_free_after = self.scheduler.placement.pages.num_free
         self._check_plan(plan)
-        planned_ids = {work.request_id for work in plan.work}
-        if plan.preparation is not None:
-            planned_ids.add(plan.preparation.request_id)
-        self.runner.fail_next = {
-            RequestId(i): KvregError("injected") for i in self.failing & planned_ids
-        }
+        failing = self.failing & {work.request_id for work in plan.work}
+        self.failing -= failing
+        self.runner.fails_moves = self.fails_next_moves and plan.preparation is not None
+        if self.runner.fails_moves:
+            failing = {plan.preparation.request_id}
+            self.fails_next_moves = False
+        self.runner.fail_next = {RequestId(i): KvregError("injected") for i in failing}
         result = self.runner.execute(plan)
         happened = []
         if dropped is not None and self.profile.entries:
             # An operator may drop an entry while the step is computed.
             happened += self._drop(dropped)
         happened += self.scheduler.commit(plan, result, commit_s)
-        self.failing -= planned_ids
         check_admission(self.mirror, self.profile, happened, num_free_before, self.now_s)
         self._check_page_evictions(happened, num_free_after)
         self._check_failures(happened, result.failed)
@@ -328,8 +330,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 return lane.run.cached_tokens
         raise AssertionError(f"{request_id} is on no lane")
 
+    def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
+        if reason is EvictionReason.PAGES_NEEDED:
+            ranking = Ranking(self.mirror, self.profile, now_s)
+            ranking.assert_first(victim, self.mirror.kept())
+
     def _check_page_evictions(self, happened: list[events.Event], num_free_after: int) -> None:
-        """Pages are taken from the least valuable, and no more than are needed."""
+        """No more is taken from kept sequences than is needed."""
         taken = [
             e
             for e in happened
