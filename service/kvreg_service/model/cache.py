@@ -214,11 +214,18 @@ class KVPages:
         never part of the result.
         """
         keys, values = self._keys_and_values[layer]
-        return self._read(keys, context).to(dtype), self._read(values, context).to(dtype)
-
-    @staticmethod
-    def _read(rows: Tensor, context: KVContext) -> Tensor:
         if context.pages is None:
-            return rows.narrow(1, context.first_row, context.num_tokens)
-        pages = torch.unflatten(rows, 1, (-1, PAGE_TOKENS)).index_select(1, context.pages)
-        return pages.flatten(1, 2).narrow(1, 0, context.num_tokens)
+            keys = keys.narrow(1, context.first_row, context.num_tokens)
+            values = values.narrow(1, context.first_row, context.num_tokens)
+        else:
+            keys = _gather(keys, context.pages, context.num_tokens)
+            values = _gather(values, context.pages, context.num_tokens)
+        if self.kv.dtype == dtype:
+            return keys, values
+        return keys.to(dtype), values.to(dtype)
+
+
+def _gather(rows: Tensor, pages: Tensor, num_tokens: int) -> Tensor:
+    """Copies pages [heads, rows, head_dim] behind each other, without the tail of the last."""
+    gathered = torch.unflatten(rows, 1, (-1, PAGE_TOKENS)).index_select(1, pages)
+    return gathered.flatten(1, 2).narrow(1, 0, num_tokens)

@@ -53,6 +53,7 @@ class GatedDeltaNetBuffers:
         self.window = empty(num_sequences, taps - 1 + num_tokens, channels)
         self.kept_columns = self.window[:, num_tokens:]
         self.taps = [self.window[:, tap : tap + num_tokens] for tap in range(taps)]
+        self.weighted = empty(num_sequences, taps, channels, dtype=exact)
         self.mixed = empty(num_sequences, num_tokens, channels, dtype=exact)
 
         self.log_decay = empty(num_rows, heads, dtype=exact)
@@ -96,8 +97,7 @@ class GatedDeltaNet:
             [layer["out_proj.weight"]], device, norm=layer["norm.weight"].repeat(heads) / heads**0.5
         )
         exact = accumulation_dtype(dtype)
-        conv_weight = layer["conv1d.weight"].to(device, exact).squeeze(1)
-        self.conv_taps = conv_weight.t().contiguous().unbind()
+        self.conv_weight = layer["conv1d.weight"].to(device, exact).squeeze(1).t().contiguous()
         self.decay_rate = -layer["A_log"].to(device, exact).exp()
         self.dt_bias = layer["dt_bias"].to(device, exact)
 
@@ -123,7 +123,11 @@ class GatedDeltaNet:
         """Depthwise causal convolution and SiLU; ``state`` becomes the last columns."""
         torch.cat((state, buffers.new_columns), dim=1, out=buffers.window)
         state.copy_(buffers.kept_columns)
-        torch.mul(buffers.taps[0], self.conv_taps[0], out=buffers.mixed)
-        for columns, weight in zip(buffers.taps[1:], self.conv_taps[1:], strict=True):
-            buffers.mixed.addcmul_(columns, weight)
+        if buffers.mixed.shape[1] == 1:
+            torch.mul(buffers.window, self.conv_weight, out=buffers.weighted)
+            torch.sum(buffers.weighted, dim=1, keepdim=True, out=buffers.mixed)
+        else:
+            torch.mul(buffers.taps[0], self.conv_weight[0], out=buffers.mixed)
+            for columns, weight in zip(buffers.taps[1:], self.conv_weight[1:], strict=True):
+                buffers.mixed.addcmul_(columns, weight)
         F.silu(buffers.mixed, inplace=True)
