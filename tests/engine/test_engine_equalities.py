@@ -14,34 +14,38 @@ def _assert_same_final_state(bench, lane, other, other_lane):
         assert_close(ours, theirs, SAME_STATE_FP64, f"the state of lane {lane}")
 
 
-@pytest.fixture(scope="module")
-def lengths():
-    """Shorter than a chunk of the rule, around pages, longer than a chunk of prefill."""
-    return [5, 64, 130, 300]
+# Prompts shorter than a chunk of the rule, around a page, longer than a chunk of prefill; answers
+# that end one after the other, so that lanes side by side and lanes apart decode together.
+_LENGTHS = [(64, 24), (5, 8), (130, 24), (300, 15)]
+
+
+def _requests(bench, ids, num_lanes):
+    return [
+        bench.request(token_prompt(ids(seed, length)), max_tokens=max_tokens)
+        for seed, (length, max_tokens) in enumerate(_LENGTHS[:num_lanes])
+    ]
 
 
 @pytest.mark.parametrize("num_lanes", [2, 3, 4])
-def test_batched_is_alone(make_bench, ids, lengths, num_lanes):
-    prompts = [token_prompt(ids(seed, n)) for seed, n in enumerate(lengths[:num_lanes])]
+def test_batched_is_alone(make_bench, ids, num_lanes):
     together = make_bench(lanes=num_lanes, prefill_chunk_tokens=100)
-    answers = together.run_together(*(together.request(p, max_tokens=24) for p in prompts))
+    answers = together.run_together(*_requests(together, ids, num_lanes))
 
     assert num_lanes in together.runner.batch_sizes, "the precondition of this test"
-    for prompt, answer in zip(prompts, answers, strict=True):
+    for index, answer in enumerate(answers):
         alone = make_bench()
-        assert answer.tokens == alone.run(alone.request(prompt, max_tokens=24))[0].tokens
+        assert answer.tokens == alone.run(_requests(alone, ids, num_lanes)[index])[0].tokens
 
 
 @pytest.mark.parametrize("num_lanes", [2, 3, 4])
-def test_batched_leaves_the_states_of_alone(make_bench, ids, lengths, num_lanes):
-    prompts = [token_prompt(ids(seed, n)) for seed, n in enumerate(lengths[:num_lanes])]
+def test_batched_leaves_the_states_of_alone(make_bench, ids, num_lanes):
     together = make_bench(lanes=num_lanes, prefill_chunk_tokens=100)
-    requests = [together.request(p, max_tokens=24) for p in prompts]
+    requests = _requests(together, ids, num_lanes)
     together.run_together(*requests)
 
-    for prompt, request in zip(prompts, requests, strict=True):
+    for index, request in enumerate(requests):
         alone = make_bench()
-        alone.run(alone.request(prompt, max_tokens=24))
+        alone.run(_requests(alone, ids, num_lanes)[index])
         lane = together.runner.work_of(request.request_id)[0].lane
         _assert_same_final_state(together, lane, alone, 0)
 

@@ -120,6 +120,20 @@ def test_session_is_right_after_a_failed_preparation(
     assert answer.tokens == expected
 
 
+@pytest.mark.parametrize("num_copies", [0, 1])
+def test_session_is_right_after_its_own_attach_failed(
+    make_bench, session, expected, side, monkeypatch, num_copies
+):
+    bench = make_bench(exchange=False, eviction="none")
+    bench.run(bench.request(session[0]), bench.request(side))
+    copies = iter(range(10))
+    broken = Broken(monkeypatch, bench.states, "copy")
+    broken.is_next = lambda *_: next(copies) == num_copies
+    _fails(bench, bench.request(session[1]))
+
+    assert _second_turn(bench, session).tokens == expected
+
+
 def test_other_entries_survive_a_failed_preparation(
     make_bench, session, expected, ids, side, monkeypatch
 ):
@@ -189,6 +203,25 @@ def test_session_goes_back_to_its_boundary_when_a_draw_fails(
 
     assert answer.started.cached_tokens == BOUNDARY
     assert answer.tokens == expected
+
+
+def test_state_that_ran_ahead_of_its_failed_draw_is_never_used(make_bench, session, monkeypatch):
+    """The draw failed, but its token's state was computed: the frontier cannot be trusted."""
+    bench, cold = make_bench(entries=0), make_bench(entries=0)
+    logits = NoLogits(monkeypatch, bench.model, "decode")
+    bench.runner.before_step = lambda plan: setattr(
+        logits, "is_next", any(work.start == len(session[0].token_ids) + 2 for work in plan.work)
+    )
+    request = bench.request(session[0], sampling=DRAWN)
+    _fails(bench, request)
+    answered = bench.runner.tokens[request.request_id]
+    # One token less, so that the prompt contains the frontier whole.
+    going_on = token_prompt([*session[0].token_ids, *answered[:-1], 1, 2, 3])
+    (answer,) = bench.run(bench.request(going_on))
+    (wanted,) = cold.run(cold.request(going_on))
+
+    assert len(answered) == 3, "the precondition of this test"
+    assert answer.tokens == wanted.tokens
 
 
 def test_neighbour_of_a_failed_preparation_is_undisturbed(
