@@ -46,6 +46,7 @@ class Answer:
         self.has_ended = False
         self._text = text
         self._pending_text = ""
+        self._num_pending_tokens = 0
         self._delivery = delivery
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[AnswerEvent] = asyncio.Queue()
@@ -84,8 +85,9 @@ class Answer:
         self._pending_text += step.text
         return step.is_stopped
 
-    def send_token(self) -> None:
-        """Tell the reader of the token that was read last."""
+    def take_token(self) -> None:
+        """Count the token that was read last; with the first one, tell the reader of the start."""
+        self._num_pending_tokens += 1
         if self._first_token_s is None and self._admitted is not None:
             self._first_token_s = time.monotonic()
             admitted = self._admitted
@@ -99,19 +101,24 @@ class Answer:
                     queue_s=admitted.queue_s,
                 )
             )
-        text, self._pending_text = self._pending_text, ""
-        self._send(TextDelta(text, 1))
+
+    def send_text(self) -> None:
+        """Tell the reader of all tokens since the last time."""
+        if self._num_pending_tokens or self._pending_text:
+            self._send(TextDelta(self._pending_text, self._num_pending_tokens))
+            self._pending_text = ""
+            self._num_pending_tokens = 0
 
     def finish(self, event: events.Finished) -> None:
         """Tell the reader that the answer is complete."""
-        rest = self._text.flush()
-        if rest:
-            self._send(TextDelta(rest, 0))
+        self._pending_text += self._text.flush()
+        self.send_text()
         self._send(Finished(event.reason.value, event.completion_tokens, self._timings()))
         self.has_ended = True
 
     def fail(self, error: KvregError) -> None:
         """Tell the reader that there will be no more."""
+        self.send_text()
         self._send(error)
         self.has_ended = True
 

@@ -1,14 +1,19 @@
 """The hand-over of events from the step loop's thread to the event loops that wait for them.
 
-Waking an event loop is a system call that gives up the interpreter: a step that woke every reader
-by itself would wait for each of them in turn. So events are gathered, and a step wakes once.
+Waking an event loop is a system call that gives up the interpreter, and what the loop then does
+with an event takes the interpreter from the model. So every loop is woken at most once a step, and
+text may wait until it is due.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from typing import Generic, TypeVar
+
+INTERVAL_S = 0.005
+"""How long text may wait for more text. Nobody sees it, and a step of a large model is longer."""
 
 T = TypeVar("T")
 
@@ -19,13 +24,19 @@ class Delivery(Generic[T]):
     def __init__(self) -> None:
         self._waiting: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[T], T]]]
         self._waiting = defaultdict(list)
+        self._last_flush_s = -math.inf
 
     def put(self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[T], event: T) -> None:
         """Keep an event for a queue that is read on ``loop``."""
         self._waiting[loop].append((queue, event))
 
-    def flush(self) -> None:
+    def is_due(self, now_s: float) -> bool:
+        """Return whether an event waits already, or text has waited long enough."""
+        return bool(self._waiting) or now_s - self._last_flush_s >= INTERVAL_S
+
+    def flush(self, now_s: float) -> None:
         """Hand everything over, in order, with one wake-up for each event loop."""
+        self._last_flush_s = now_s
         for loop, events in self._waiting.items():
             # It may be closed already when the server is torn down; nobody reads then.
             if not loop.is_closed():

@@ -241,7 +241,7 @@ class Engine:
                 for answer in self._answers.values():
                     answer.fail(EngineDown("the step loop has ended while the request ran"))
                 self._answers.clear()
-            self._delivery.flush()
+            self._delivery.flush(time.monotonic())
 
     def _wait_for_work(self) -> bool:
         with self._lock:
@@ -261,7 +261,12 @@ class Engine:
         with self._lock:
             happened = self._scheduler.commit(plan, result, time.monotonic())
             self._publish(happened, plan, result)
-        self._delivery.flush()
+            is_due = self._delivery.is_due(time.monotonic())
+            if is_due:
+                for answer in self._answers.values():
+                    answer.send_text()
+        if is_due:
+            self._delivery.flush(time.monotonic())
 
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():
@@ -281,7 +286,11 @@ class Engine:
                     attach_s = result.prepare_s if plan and result else 0.0
                     self._answers[event.request_id].admit(event, attach_s)
                 case events.TokenSampled():
-                    self._answers[event.request_id].send_token()
+                    answer = self._answers[event.request_id]
+                    answer.take_token()
+                    # Readers tell tokens of reasoning from others by the delta they came in.
+                    if self._parts.tokenizer.is_added(event.token):
+                        answer.send_text()
                 case events.Finished():
                     answer = self._end(event)
                     self._remember_spelling(answer)

@@ -1,0 +1,80 @@
+"""When events reach the event loops that wait for them."""
+
+import asyncio
+
+import pytest
+
+from kvreg_service.engine.delivery import INTERVAL_S, Delivery
+
+
+class _CountingLoop:
+    """An event loop as far as a delivery needs one; it runs nothing by itself."""
+
+    def __init__(self, *, is_closed: bool = False) -> None:
+        self.calls = []
+        self._is_closed = is_closed
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def call_soon_threadsafe(self, call, *arguments) -> None:
+        self.calls.append((call, arguments))
+
+    def run(self) -> None:
+        for call, arguments in self.calls:
+            call(*arguments)
+
+
+def _drain(queue):
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def test_events_of_one_step_wake_their_loop_once():
+    delivery, loop = Delivery(), _CountingLoop()
+    for queue in (asyncio.Queue(), asyncio.Queue()):
+        delivery.put(loop, queue, "event")
+    delivery.flush(now_s=1.0)
+    assert len(loop.calls) == 1
+
+
+def test_each_queue_gets_its_events_in_order():
+    delivery, loop = Delivery(), _CountingLoop()
+    first, second = asyncio.Queue(), asyncio.Queue()
+    for queue, event in ((first, 1), (second, 2), (first, 3)):
+        delivery.put(loop, queue, event)
+    delivery.flush(now_s=1.0)
+    loop.run()
+    assert (_drain(first), _drain(second)) == ([1, 3], [2])
+
+
+def test_nothing_is_handed_over_twice():
+    delivery, loop = Delivery(), _CountingLoop()
+    delivery.put(loop, asyncio.Queue(), "event")
+    delivery.flush(now_s=1.0)
+    delivery.flush(now_s=2.0)
+    assert len(loop.calls) == 1
+
+
+def test_a_closed_loop_is_left_alone():
+    delivery, loop = Delivery(), _CountingLoop(is_closed=True)
+    delivery.put(loop, asyncio.Queue(), "event")
+    delivery.flush(now_s=1.0)
+    assert not loop.calls
+
+
+@pytest.mark.parametrize(("waited_s", "is_due"), [(0.0, False), (INTERVAL_S, True)])
+def test_text_is_due_when_it_has_waited(waited_s, is_due):
+    delivery = Delivery()
+    delivery.flush(now_s=0.0)
+    assert delivery.is_due(waited_s) is is_due
+
+
+def test_the_first_text_is_due_at_once():
+    assert Delivery().is_due(0.0)
+
+
+def test_an_event_is_due_at_once():
+    delivery = Delivery()
+    delivery.flush(now_s=1.0)
+    delivery.put(_CountingLoop(), asyncio.Queue(), "event")
+    assert delivery.is_due(1.0)
