@@ -237,6 +237,7 @@ def _check_fork(
         for victim in victims:
             assert victim.entry == fork.entry
             assert ranking.is_superseded(victim) or victim.family == origin.family
+            assert ranking.value(victim) < ranking.value(origin) * (1 + 1e-9)
         return
     assert not evicted
     has_pages = origin.num_pages - admitted.cached_tokens // 64 <= num_free_pages

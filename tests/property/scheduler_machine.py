@@ -12,6 +12,7 @@ from conversations import Conversation, Prompt, user_turn, words
 from event_mirror import Mirror, Seen
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from step_audit import StepAudit
 
 from kvreg_service.core import events
 from kvreg_service.core.admission import AdmissionRules
@@ -38,6 +39,7 @@ NUM_WORDS = st.sampled_from([1, 3, 20, 40, 62, 63, 64, 65])
 THINK = st.sampled_from([0, 1, 4])
 MAX_TOKENS = st.sampled_from([1, 2, 7, 20, 10_000])
 USUALLY = st.sampled_from([True, True, True, True, False])
+TROUBLE = ["cancel", "fail moves", "fail work", "fail capture", "drop", "wait"]
 UNTIL_IDLE = 1000
 # How many steps follow a request before anything else happens.
 THEN = st.sampled_from([UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, 3, 0])
@@ -75,13 +77,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(limits, rules, cost)
         self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
         self.mirror = Mirror(keep, self._check_victim)
+        self.audit = StepAudit(self.scheduler, self.runner, self.mirror)
         self.clients = [
             Conversation(str(index), words("system", size))
             for index, size in enumerate((0, 30, 70))
         ]
         self.waiting: dict[str, Conversation] = {}
         self.failing: set[str] = set()
-        self.fails_next_moves = False
+        self.fails_next_moves = self.fails_next_capture = False
         self.now_s = 1000.0
 
     # What clients do.
@@ -196,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.submit(Prompt(tokens, boundary), then, tenant=tenant)
 
     @rule(
-        what=st.sampled_from(["cancel", "fail moves", "fail work", "drop", "wait"]),
+        what=st.sampled_from(TROUBLE),
         index=st.integers(0, 20),
         seconds=st.sampled_from([0.5, 30.0, 61.0, 900.0]),
     )
@@ -212,6 +215,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._cancel(open_ids[index % len(open_ids)])
             case "fail moves":
                 self.fails_next_moves = True
+            case "fail capture":
+                self.fails_next_capture = True
             case "fail work" if open_ids:
                 self.failing.add(open_ids[index % len(open_ids)])
 
@@ -258,14 +263,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_free_before = self.scheduler.placement.pages.num_free
         plan = self.scheduler.schedule(self.now_s)
         num_free_after = self.scheduler.placement.pages.num_free
-        self._check_plan(plan)
-        failing = self.failing & {work.request_id for work in plan.work}
-        self.failing -= failing
-        self.runner.fails_moves = self.fails_next_moves and plan.preparation is not None
-        if self.runner.fails_moves:
-            failing = {plan.preparation.request_id}
-            self.fails_next_moves = False
-        self.runner.fail_next = {RequestId(i): KvregError("injected") for i in failing}
+        self.audit.check_plan(plan)
+        self._inject(plan)
         result = self.runner.execute(plan)
         happened = []
         if dropped is not None and self.profile.entries:
@@ -278,7 +277,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.mirror.apply_step(plan, result, happened, self.now_s, commit_s)
         self.now_s = commit_s
         self._check_outputs(happened)
-        self.check_everything()
+        self.audit.check_bookkeeping()
+
+    def _inject(self, plan: StepPlan) -> None:
+        failing = self.failing & {work.request_id for work in plan.work}
+        self.failing -= failing
+        captures = {work.request_id for work in plan.work if work.capture_to is not None}
+        if self.fails_next_capture and captures:
+            failing |= captures
+            self.fails_next_capture = False
+        self.runner.fails_moves = self.fails_next_moves and plan.preparation is not None
+        if self.runner.fails_moves:
+            failing = {plan.preparation.request_id}
+            self.fails_next_moves = False
+        self.runner.fail_next = {RequestId(i): KvregError("injected") for i in failing}
 
     def take(self, happened: list[events.Event]) -> None:
         for event in happened:
@@ -291,44 +303,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             return []
 
     # What must hold.
-
-    def _check_plan(self, plan: StepPlan) -> None:
-        placement = self.scheduler.placement
-        running = [lane for lane in placement.lanes if lane.run is not None]
-        if running:
-            assert plan.work, "somebody runs and nothing is computed"
-            oldest = min(running, key=lambda lane: lane.run.request.arrival_s)
-            at_work = {work.lane for work in plan.work}
-            arrivals = [lane.run.request.arrival_s for lane in running]
-            if arrivals.count(min(arrivals)) == 1:
-                assert oldest.lane_id in at_work, "the oldest request waits"
-            for lane in running:
-                if lane.run.num_output_tokens:
-                    assert lane.lane_id in at_work, "a decoding request waits"
-        else:
-            assert not self.scheduler.queue_length, "all lanes are idle and somebody waits"
-        prefills = [work for work in plan.work if self._is_prefill(work.request_id)]
-        num_prefill = sum(len(work.token_ids) for work in prefills)
-        assert num_prefill <= self.scheduler.limits.prefill_chunk_tokens
-        pages = placement.pages
-        for work in plan.work:
-            for index in range(work.start // 64, (work.end + 63) // 64):
-                page = work.pages[index]
-                assert pages.references(page) == 1, "a shared page is written"
-                assert pages.state(page) is PageState.ACTIVE, "a full page is written"
-            request = self.mirror.requests[work.request_id]
-            boundary = request.boundary
-            if boundary is not None and request.retain and work.start < boundary < work.end:
-                assert boundary <= self._cached(work.request_id), "a chunk runs over the boundary"
-
-    def _is_prefill(self, request_id: str) -> bool:
-        return not self.mirror.outputs[request_id]
-
-    def _cached(self, request_id: str) -> int:
-        for lane in self.scheduler.placement.lanes:
-            if lane.run is not None and lane.run.request.request_id == request_id:
-                return lane.run.cached_tokens
-        raise AssertionError(f"{request_id} is on no lane")
 
     def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
         if reason is EvictionReason.PAGES_NEEDED:
@@ -375,46 +349,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         client = self.waiting.pop(event.request_id, None)
         if client is not None:
             client.answer = output
-
-    def check_everything(self) -> None:
-        self.scheduler.check_invariants()
-        placement = self.scheduler.placement
-        seen_ids = set()
-        owned: list[int] = []
-        places = [(lane.sequence, lane.lane_id, None) for lane in placement.lanes if lane.sequence]
-        places += [(sequence, None, entry) for entry, sequence in placement.registry]
-        for sequence, lane, entry in places:
-            seen = self.mirror.sequences[sequence.sequence_id]
-            seen_ids.add(sequence.sequence_id)
-            checkpoint = sequence.checkpoint
-            assert (seen.lane, seen.entry) == (lane, entry)
-            assert seen.tokens == list(sequence.ledger.tokens)
-            assert seen.frontier == sequence.frontier
-            assert seen.has_current == sequence.has_current
-            assert seen.checkpoint == (checkpoint.position if checkpoint else None)
-            assert seen.num_hits == sequence.num_hits
-            assert seen.last_used_s == sequence.last_used_s
-            if seen.request is None:
-                assert len(sequence.pages) == seen.num_pages, "it holds more pages than it can use"
-            owned += self._check_states(sequence, lane, entry)
-        assert seen_ids == set(self.mirror.sequences)
-        assert len(set(owned)) == len(owned), "two sequences own one state slot"
-
-    def _check_states(self, sequence, lane, entry) -> list[int]:
-        """Compare the runner's states and pages with what the bookkeeping claims is in them."""
-        layout, tokens, owned = self.layout, tuple(sequence.ledger.tokens), {}
-        if sequence.has_current:
-            slot = layout.entry_current(entry) if lane is None else layout.lane_current(lane)
-            owned[slot] = sequence.frontier
-        if sequence.checkpoint:
-            slot = layout.entry_checkpoint(entry) if lane is None else layout.lane_checkpoint(lane)
-            owned[slot] = sequence.checkpoint.position
-        for slot, position in owned.items():
-            # A state at position 0 is never read: whatever is in the slot, computing starts anew.
-            if position:
-                assert self.runner.state(slot) == tokens[:position]
-                assert self.runner.holds(sequence.pages, slot)
-        return list(owned)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

@@ -78,6 +78,16 @@ def test_of_equal_reuse_the_one_on_a_lane_is_taken(make_core):
     assert core.run(TEXT[:250]).admitted.attach is Attach.NONE
 
 
+def test_of_equal_reuse_on_lanes_the_last_used_is_taken(make_core):
+    core = make_core(lanes=2)
+    for max_tokens in (2, 10):
+        core.submit([*TEXT[:200], *OTHER], boundary=200, max_tokens=max_tokens)
+    while core.scheduler.has_work:
+        core.step()
+        core.now_s += 1.0
+    assert core.run(TEXT[:250]).admitted.lane == 1
+
+
 @pytest.mark.parametrize("length", [199, 200, 201])
 def test_one_token_is_left_to_compute(make_core, length):
     core = make_core()
@@ -161,6 +171,14 @@ def test_a_prompt_that_could_not_append_anyway_regrets_nothing(make_core):
     core.run(TEXT[:200], boundary=190, max_tokens=21)
     core.run([1] * 70, boundary=60)
     assert core.run(TEXT[:260]).admitted.regret_tokens == 0
+
+
+def test_a_prompt_that_ends_at_the_lost_frontier_regrets_nothing(make_core):
+    core = make_core(entries=1, keep_current=False)
+    answer = core.run(TEXT[:200], boundary=190, max_tokens=21).answer
+    core.run([1] * 70, boundary=60)
+    admitted = core.run([*TEXT[:200], *answer[:-1]]).admitted
+    assert (admitted.cached_tokens, admitted.regret_tokens) == (190, 0)
 
 
 def test_planning_twice_gives_the_same_plan_and_changes_nothing(make_core):

@@ -1,0 +1,100 @@
+"""What must hold of every plan, and of bookkeeping, states and pages after every step."""
+
+from __future__ import annotations
+
+from event_mirror import Mirror
+
+from kvreg_service.core.ids import EntryId, LaneId
+from kvreg_service.core.pages import PageState
+from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.sequence import Sequence
+from kvreg_service.core.step import StepPlan
+from kvreg_service.fake_runner import FakeRunner
+
+
+class StepAudit:
+    """Compares the scheduler with the observer and with what the runner really holds."""
+
+    def __init__(self, scheduler: Scheduler, runner: FakeRunner, mirror: Mirror) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._mirror = mirror
+        self._layout = scheduler.limits.layout
+
+    def check_plan(self, plan: StepPlan) -> None:
+        """Nobody waits without need, and nobody writes what is not his own."""
+        self._check_progress(plan)
+        pages = self._scheduler.placement.pages
+        for work in plan.work:
+            for index in range(work.start // 64, (work.end + 63) // 64):
+                page = work.pages[index]
+                assert pages.references(page) == 1, "a shared page is written"
+                assert pages.state(page) is PageState.ACTIVE, "a full page is written"
+            request = self._mirror.requests[work.request_id]
+            if request.boundary is not None and request.retain:
+                assert not work.start < request.boundary < work.end, "it runs over the boundary"
+
+    def _check_progress(self, plan: StepPlan) -> None:
+        running = [lane for lane in self._scheduler.placement.lanes if lane.run is not None]
+        if not running:
+            assert not self._scheduler.queue_length, "all lanes are idle and somebody waits"
+            return
+        at_work = {work.lane for work in plan.work}
+        first_s = min(lane.run.request.arrival_s for lane in running)
+        oldest = {lane.lane_id for lane in running if lane.run.request.arrival_s == first_s}
+        assert oldest & at_work, "the oldest request waits"
+        decoding = {lane.lane_id for lane in running if lane.run.num_output_tokens}
+        assert decoding <= at_work, "a decoding request waits"
+        num_prefill = sum(len(work.token_ids) for work in plan.work if work.lane not in decoding)
+        assert num_prefill <= self._scheduler.limits.prefill_chunk_tokens
+
+    def check_bookkeeping(self) -> None:
+        """Every sequence is what and where the events said, and its states and pages are sound."""
+        self._scheduler.check_invariants()
+        placement = self._scheduler.placement
+        places = [(lane.sequence, lane.lane_id, None) for lane in placement.lanes if lane.sequence]
+        places += [(sequence, None, entry) for entry, sequence in placement.registry]
+        slots: list[int] = []
+        for sequence, lane, entry in places:
+            self._check_sequence(sequence, lane, entry)
+            slots += self._check_states(sequence, lane, entry)
+        ids = [sequence.sequence_id for sequence, _, _ in places]
+        assert sorted(ids) == sorted(self._mirror.sequences)
+        assert len(set(slots)) == len(slots), "two sequences own one state slot"
+
+    def _check_sequence(
+        self, sequence: Sequence, lane: LaneId | None, entry: EntryId | None
+    ) -> None:
+        seen = self._mirror.sequences[sequence.sequence_id]
+        checkpoint = sequence.checkpoint
+        assert (seen.lane, seen.entry) == (lane, entry)
+        assert seen.tokens == list(sequence.ledger.tokens)
+        assert seen.frontier == sequence.frontier
+        assert seen.has_current == sequence.has_current
+        assert seen.checkpoint == (checkpoint.position if checkpoint else None)
+        assert seen.num_hits == sequence.num_hits
+        assert seen.last_used_s == sequence.last_used_s
+        if seen.request is None:
+            assert len(sequence.pages) == seen.num_pages, "it holds more pages than it can use"
+            return
+        pages = self._scheduler.placement.pages
+        for page in sequence.pages[: seen.frontier // 64]:
+            assert pages.state(page) is PageState.SEALED, "a full page is open"
+
+    def _check_states(
+        self, sequence: Sequence, lane: LaneId | None, entry: EntryId | None
+    ) -> list[int]:
+        """Return the slots that are the sequence's own."""
+        layout, tokens, owned = self._layout, tuple(sequence.ledger.tokens), {}
+        if sequence.has_current:
+            slot = layout.entry_current(entry) if lane is None else layout.lane_current(lane)
+            owned[slot] = sequence.frontier
+        if sequence.checkpoint:
+            slot = layout.entry_checkpoint(entry) if lane is None else layout.lane_checkpoint(lane)
+            owned[slot] = sequence.checkpoint.position
+        for slot, position in owned.items():
+            # A state at position 0 is never read: whatever is in the slot, computing starts anew.
+            if position:
+                assert self._runner.state(slot) == tokens[:position]
+                assert self._runner.holds(sequence.pages, slot)
+        return list(owned)
