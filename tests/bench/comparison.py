@@ -45,6 +45,10 @@ class Shape:
     messages: Callable[[Session, str], Messages]
 
 
+_PREFILL_GOAL = 1.0
+_DECODE_GOAL = 8.0
+"""Of transformers' rates."""
+
 _SHAPES = (
     Shape("user tail", 39, lambda session, answer: session.with_user_tail(answer)),
     Shape("assistant tail", 9, lambda session, answer: session.with_assistant_tail(answer)),
@@ -152,18 +156,18 @@ def _ttft_table(results: dict[str, Results]) -> Table:
 
 
 def _rates_table(results: dict[str, Results], base: str) -> Table:
-    reference = results[base]
+    base_prefill, base_decode, _ = _rates(results[base])
     rows = []
     for name, one in results.items():
         prefill, decode, client = _rates(one)
-        base_prefill, base_decode, _ = _rates(reference)
+        is_kvreg = name.startswith("kvreg")
         rows.append(
             (
                 name,
                 _text(prefill),
-                _ratio_text(prefill, base_prefill),
+                _ratio_text(prefill, base_prefill, _PREFILL_GOAL if is_kvreg else None),
                 _text(decode),
-                _ratio_text(decode, base_decode),
+                _ratio_text(decode, base_decode, _DECODE_GOAL if is_kvreg else None),
                 _text(client),
             )
         )
@@ -216,8 +220,14 @@ def _text(samples: Samples | None) -> str:
     return samples.text() if samples else "unknown"
 
 
-def _ratio_text(numerator: Samples | None, denominator: Samples | None) -> str:
-    return f"{ratio(numerator, denominator):.2f} x" if numerator and denominator else ""
+def _ratio_text(
+    numerator: Samples | None, denominator: Samples | None, goal: float | None = None
+) -> str:
+    if numerator is None or denominator is None:
+        return ""
+    found = ratio(numerator, denominator)
+    text = f"{found:.2f} x"
+    return text if goal is None else f"{text}, goal {goal_text(found >= goal, f'{goal:g} x')}"
 
 
 def _known(values: Iterable[float | None]) -> Samples | None:

@@ -91,8 +91,7 @@ class InProcess:
                     stream.started = event
                 case TextDelta():
                     stream.texts.append(event.text)
-                    if event.num_tokens:
-                        stream.token_times_s.append(time.perf_counter())
+                    stream.token_times_s += [time.perf_counter()] * event.num_tokens
                 case Finished():
                     stream.finished = event
         return stream
