@@ -12,7 +12,7 @@ from kvreg_service.demo.verdict import Play
 PlayStory = Callable[[str, Profile], Play]
 
 _SOURCE = [NO_ENTRY, as_source(1), as_source(1, keep_current=False)]
-_FORKING = [KEEP, DROP, Profile(1, exchange=False), Profile(1, False, exchange=False)]
+_FORKING = [KEEP, DROP, Profile(1, exchange=False), Profile(1, False, exchange=False), Profile(2)]
 
 
 def _name(profile: Profile) -> str:

@@ -30,15 +30,11 @@ def build_stories(seed: int) -> tuple[Story, ...]:
     )
 
 
-def _session(rng: Random) -> _Session:
-    return _Session(texts.draw_session(rng))
-
-
 class _Session:
-    """The prompts of one session. Holds text only; each method returns one step."""
+    """One session of new texts. Each method returns one of its requests."""
 
-    def __init__(self, text: texts.SessionText) -> None:
-        self._text = text
+    def __init__(self, rng: Random) -> None:
+        text = self._text = texts.draw_session(rng)
         self._first: tuple[Message, ...] = (Line("system", text.notes), Line("user", text.told))
         self._history = (*self._first, AnswerTo("A1"))
 
@@ -67,22 +63,22 @@ def _side(text: str, rule: Rule = story.is_new, *, name: str = "B") -> Step:
 
 
 def _control(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return a.turn_1(), a.turn_2(story.goes_on("A1"))
 
 
 def _repeat(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return a.turn_1(), a.turn_1(story.goes_on("A1"), name="A1 again")
 
 
 def _typical_title(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return a.turn_1(), a.title(), a.turn_2(story.returns("A1"))
 
 
 def _postfix_title(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return (
         a.turn_1(),
         a.postfix_title(story.goes_on("A1")),
@@ -91,7 +87,7 @@ def _postfix_title(rng: Random) -> tuple[Step, ...]:
 
 
 def _abab(rng: Random) -> tuple[Step, ...]:
-    a, review = _session(rng), texts.draw_review(rng)
+    a, review = _Session(rng), texts.draw_review(rng)
     return (
         a.turn_1(),
         _side(review),
@@ -101,28 +97,28 @@ def _abab(rng: Random) -> tuple[Step, ...]:
 
 
 def _user_tail(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return a.turn_1(), _side(texts.draw_review(rng)), a.turn_2(story.returns("A1"))
 
 
 def _assistant_tail(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     side = _side(texts.draw_review(rng))
     return a.turn_1(), side, a.assistant_tail(story.returns_to_append("A1"))
 
 
 def _own_append(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return a.turn_1(), a.assistant_tail(story.appends("A1"))
 
 
 def _continue(rng: Random) -> tuple[Step, ...]:
-    a = _session(rng)
+    a = _Session(rng)
     return a.turn_1(), a.other_turn_2(story.goes_on("A1"))
 
 
 def _capacity(rng: Random) -> tuple[Step, ...]:
-    a, notes, review = _session(rng), texts.draw_review_notes(rng), texts.draw_review(rng)
+    a, notes, review = _Session(rng), texts.draw_review_notes(rng), texts.draw_review(rng)
     long_side = (Line("system", notes), Line("user", review))
     again = story.returns_by_exchange("S2", otherwise_entries=3)
     return (

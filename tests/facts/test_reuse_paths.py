@@ -1,0 +1,83 @@
+"""Each of the four reuse paths is reached by real token streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.demo.profile import KEEP, NO_ENTRY
+from kvreg_service.demo.run import BASE_OPTIONS
+from kvreg_service.engine.build import LoadedModel, build_engine
+from kvreg_service.engine.engine import Engine
+from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
+
+_OPENING = [
+    ("system", "You are a helpful assistant."),
+    ("user", "My locker code is 4921. Can you keep that in mind?"),
+]
+_BEGINNING = ("assistant", "Yes, I will keep in")
+
+
+class Server:
+    """Sends conversations to one engine and says what each reused and answered."""
+
+    def __init__(self, engine: Engine, builder: PromptBuilder) -> None:
+        self._engine = engine
+        self._builder = builder
+
+    def ask(
+        self, messages: Sequence[tuple[str, str]], *, is_continued: bool = False
+    ) -> tuple[Started, str]:
+        said = [{"role": role, "content": text} for role, text in messages]
+        prompt = self._builder.build(Conversation(said, continue_final_message=is_continued))
+
+        async def answer() -> tuple[Started, str]:
+            events = [e async for e in self._engine.generate(GenerationRequest("r", prompt, 32))]
+            text = "".join(event.text for event in events if isinstance(event, TextDelta))
+            assert isinstance(events[0], Started)
+            return events[0], text
+
+        return asyncio.run(answer())
+
+
+@pytest.fixture(params=[NO_ENTRY, KEEP], ids=lambda profile: profile.name)
+def server(request: pytest.FixtureRequest, loaded: LoadedModel) -> Iterator[Server]:
+    engine, builder = build_engine(request.param.options(BASE_OPTIONS), loaded)
+    yield Server(engine, builder)
+    engine.close()
+
+
+def test_first_request_is_a_full_reset(server: Server) -> None:
+    started, _ = server.ask(_OPENING)
+
+    assert (started.reuse_path, started.cached_tokens) == ("full_reset", 0)
+
+
+def test_next_turn_restores_the_turn_checkpoint(server: Server) -> None:
+    _, text = server.ask(_OPENING)
+    next_turn = [*_OPENING, ("assistant", text), ("user", "What is my locker code?")]
+    started, _ = server.ask(next_turn)
+
+    assert started.reuse_path == "restore_turn_checkpoint"
+
+
+def test_assistant_tail_appends_to_the_frontier(server: Server) -> None:
+    _, text = server.ask(_OPENING)
+    started, _ = server.ask([*_OPENING, ("assistant", text)])
+
+    assert started.reuse_path == "append_frontier"
+
+
+def test_continuing_the_same_beginning_again_restores_the_response_checkpoint(
+    server: Server,
+) -> None:
+    first, text = server.ask([*_OPENING, _BEGINNING], is_continued=True)
+    again, same_text = server.ask([*_OPENING, _BEGINNING], is_continued=True)
+
+    assert again.reuse_path == "restore_response_checkpoint"
+    assert again.cached_tokens > first.cached_tokens
+    assert same_text == text
