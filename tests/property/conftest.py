@@ -18,7 +18,7 @@ _COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 settings.register_profile("fixed", max_examples=100, derandomize=True, **_COMMON)
-# Run by hand with --hypothesis-profile=search after a change of admission or placement.
+# By hand, after a change of admission or placement: --hypothesis-profile=search --timeout=0
 settings.register_profile("search", max_examples=3000, derandomize=False, **_COMMON)
 
 

@@ -114,6 +114,8 @@ class Scheduler:
     def cancel(self, request_id: RequestId, now_s: float) -> list[Event]:
         """End a request wherever it is; what it computed so far is kept if it may be.
 
+        Not between `schedule` and `commit`: the runner would carry the state beyond what is kept.
+
         Returns:
             The events of it; empty when the request is unknown or has already ended.
         """

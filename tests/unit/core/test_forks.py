@@ -124,6 +124,16 @@ def test_a_fork_shares_the_pages_behind_the_branch_and_copies_the_others(make_co
     assert not set(fork.pages[3:]) & set(running.pages)
 
 
+def test_the_sequence_that_goes_on_keeps_its_own_pages_in_a_row(make_core):
+    core = make_core(entries=1)
+    _first_turn(core, max_tokens=100)
+    (kept,) = core.kept()
+    before = kept.pages[:4]
+    core.submit(TITLE, boundary=203)
+    core.step()
+    assert core.scheduler.placement.lanes[0].sequence.pages[:4] == before
+
+
 def test_without_pages_for_the_copies_there_is_no_fork_and_nobody_pays(make_core):
     core = make_core(entries=1, num_pages=6, max_context_tokens=384)
     _first_turn(core, max_tokens=180)

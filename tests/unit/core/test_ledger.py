@@ -96,6 +96,14 @@ def test_equal_digests_do_not_make_a_hit(position):
     assert not prompt.starts_with(kept, 100)
 
 
+def test_equal_digests_do_not_make_a_hit_across_tenants():
+    mine, theirs = _ledger(range(100)), _ledger(range(100), Identity(b"epoch", "somebody else"))
+    # A collision: the chains agree, the tenants do not.
+    theirs._root, theirs._digests = mine._root, mine._digests
+    assert theirs.may_start_with(mine, 100)
+    assert not theirs.starts_with(mine, 100)
+
+
 @pytest.mark.parametrize("length", [1, 63, 64, 100])
 @pytest.mark.parametrize(
     "other", [Identity(b"epoch", "somebody else"), Identity(b"another epoch", "tenant")]
