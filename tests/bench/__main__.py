@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from bench_run import BenchRun
-from correctness import RedError, require_green
+from bench_run import BenchRun, RedError
+from correctness import require_green
 from machine import describe_machine
 from report import Report, Section
 from rich.console import Console

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from bench_run import BenchRun
-from correctness import RedError
+from bench_run import BenchRun, RedError
 from report import Section, Table
 from samples import Samples
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What every bench is given."""
+"""What every bench is given, and how it refuses to measure."""
 
 from __future__ import annotations
 
@@ -15,3 +15,7 @@ class BenchRun:
     peer_url: str | None
     peer_name: str
     progress: Progress
+
+
+class RedError(Exception):
+    """A wrong answer, or something that a bench needs and did not find."""

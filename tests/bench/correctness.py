@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from bench_run import RedError
 from in_process import InProcess
 from oracle import Oracle
 from prompts import LONG_ANSWER_TOKENS, Session, fresh_nonce, long_answer
 
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
-
-
-class RedError(Exception):
-    """kvreg's answer differs from the oracle's, or a bench did not find what it prepared."""
 
 
 def require_green() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import cast
 
 import torch
 from answer import Answer, Messages, decode_rate
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as transformers_logging
 
@@ -34,9 +36,13 @@ class Oracle:
     def ask(self, messages: Messages, max_tokens: int) -> Answer:
         """Answer greedily and without thinking."""
         start_s = time.perf_counter()
-        prompt = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=False
+        rendered = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=False,
         )
+        prompt = cast(Tensor, rendered)
         prefill_s = time.perf_counter()
         cache = DynamicCache(config=self._model.config)
         logits = self._model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from answer import Answer, Messages, decode_rate
+from bench_run import RedError
 from prompts import unrelated
 
 _TIMEOUT_S = 120.0
@@ -24,13 +25,19 @@ class OverHttp:
 
     Between two requests the others have their turn, long enough for a server to close a connection
     that is kept open.
+
+    Raises:
+        RedError: nobody answers there.
     """
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_S, limits=limits)
-        models = self._client.get("/v1/models").raise_for_status().json()
+        try:
+            models = self._client.get("/v1/models").raise_for_status().json()
+        except httpx.HTTPError as error:
+            raise RedError(f"no OpenAI-compatible server answers at {url}: {error}") from error
         self._model = models["data"][0]["id"]
 
     def close(self) -> None:

@@ -12,8 +12,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from bench_run import BenchRun
-from correctness import RedError
+from bench_run import BenchRun, RedError
 from report import Section, Table, goal_text
 from samples import Samples
 

@@ -13,8 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bench_run import BenchRun
-from correctness import RedError
+from bench_run import BenchRun, RedError
 from in_process import InProcess
 from prompts import LONG_ANSWER_TOKENS, fresh_nonce, long_answer
 from report import Section, Table, goal_text
