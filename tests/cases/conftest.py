@@ -17,13 +17,13 @@ from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import load_settings
 from kvreg_service.testing import running_server
 
-pytest.register_assert_rewrite("tests.cases.replay")
+pytest.register_assert_rewrite("tests.cases.server", "tests.cases.session")
 
-from tests.cases.replay import (  # noqa: E402 - after the line above
+from tests.cases.profiles import Profile  # noqa: E402 - after the line above
+from tests.cases.server import (  # noqa: E402
     CONTEXT_TOKENS,
     MODEL,
     Clients,
-    Profile,
     Serve,
     Server,
 )

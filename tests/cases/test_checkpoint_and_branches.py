@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.cases.replay import (
-    BOUNDARY_TOKENS,
-    Message,
+from tests.cases.profiles import (
+    WITH_REGISTRY,
     Profile,
-    Reply,
-    Serve,
-    Session,
-    assert_fallback,
-    assert_hit,
-    assert_miss,
     every_profile,
     some_profiles,
     whole_and_streamed,
@@ -22,8 +15,15 @@ from tests.cases.replay import (
     with_registry_and_streams,
     without_registry,
 )
-
-ASKED = "Please remind me: what is my locker code?"
+from tests.cases.server import Message, Reply, Serve
+from tests.cases.session import (
+    ASKED,
+    BOUNDARY_TOKENS,
+    Session,
+    assert_fallback,
+    assert_hit,
+    assert_miss,
+)
 
 
 def _repeat_twice(serve: Serve, profile: Profile, **options: Any) -> tuple[Reply, Reply, Reply]:
@@ -57,7 +57,7 @@ def test_case_14_repeated_turn_misses_after_side_requests_where_there_is_no_regi
         assert_miss(repeat)
 
 
-@every_profile
+@some_profiles
 def test_case_14_repeated_turn_gets_the_same_answer(serve: Serve, profile: Profile) -> None:
     first, second, third = _repeat_twice(serve, profile)
     assert first.text == second.text == third.text
@@ -75,14 +75,11 @@ def _branch(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply, Reply]
 
 
 @with_registry
-def test_case_15_branch_resumes_behind_the_turn_it_shares(serve: Serve, profile: Profile) -> None:
-    first, _, branch, _ = _branch(serve, profile)
+def test_case_15_branch_and_original_both_resume_behind_what_they_share(
+    serve: Serve, profile: Profile
+) -> None:
+    first, second, branch, third = _branch(serve, profile)
     assert branch.cached == first.prompt_tokens - BOUNDARY_TOKENS
-
-
-@with_registry
-def test_case_15_original_continuation_still_hits(serve: Serve, profile: Profile) -> None:
-    _, second, _, third = _branch(serve, profile)
     assert_hit(third, second)
 
 
@@ -113,7 +110,7 @@ def test_case_16_answer_follows_the_edited_turn(serve: Serve, profile: Profile) 
     assert "Mila" not in edited.text
 
 
-@every_profile
+@some_profiles
 def test_case_16_edit_beyond_every_kept_checkpoint_is_a_miss(
     serve: Serve, profile: Profile
 ) -> None:
@@ -138,8 +135,11 @@ def _interrupt_short_session(serve: Serve, profile: Profile, num_notes: int) -> 
         return first, session.recall()
 
 
-@with_registry
-@pytest.mark.parametrize("num_notes", [0, 11], ids=["40-tokens", "120-tokens"])
+@pytest.mark.parametrize(
+    ("profile", "num_notes"),
+    [*((profile, 11) for profile in WITH_REGISTRY), (Profile(), 0), (Profile(2, 2, "drop"), 0)],
+    ids=lambda value: str(value) if isinstance(value, Profile) else f"{40 + 7 * value}-tokens",
+)
 def test_case_22_no_session_is_too_short_to_be_kept(
     serve: Serve, profile: Profile, num_notes: int
 ) -> None:
@@ -210,7 +210,7 @@ def _drop_system_message_from_the_middle(
     return first, with_notice, session.server.ask([*session.messages, asked])
 
 
-@every_profile
+@some_profiles
 def test_case_27_system_message_in_the_middle_is_served(serve: Serve, profile: Profile) -> None:
     first, with_notice, _ = _drop_system_message_from_the_middle(serve, profile)
     assert_hit(with_notice, first)

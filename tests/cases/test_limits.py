@@ -7,31 +7,27 @@ from typing import Any
 
 import openai
 import pytest
-from tests.cases.replay import (
-    CONTEXT_TOKENS,
-    MODEL,
-    Message,
-    Profile,
-    Reply,
-    Serve,
-    Server,
-    Session,
-    assert_hit,
-    every_profile,
-    some_profiles,
-    whole_and_streamed,
-)
+from tests.cases.profiles import Profile, every_profile, some_profiles, whole_and_streamed
+from tests.cases.server import CONTEXT_TOKENS, MODEL, Message, Reply, Serve, Server
+from tests.cases.session import Session, assert_hit
+
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.echo import EchoIndex
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.engine.build import LoadedModel
 
 LONG: list[Message] = [{"role": "user", "content": "Repeat these words: falcon river maple. " * 30}]
 
 
-@pytest.fixture
-def prompt_tokens(serve: Serve) -> int:
+@pytest.fixture(scope="module")
+def prompt_tokens(loaded_model: LoadedModel) -> int:
     """The length of the long prompt."""
-    return serve().ask(LONG, max_tokens=1).prompt_tokens
+    tokenizer = loaded_model.tokenizer
+    builder = PromptBuilder(tokenizer, loaded_model.template, EchoIndex(tokenizer))
+    return len(builder.build(Conversation(LONG)).token_ids)
 
 
-@every_profile
+@some_profiles
 def test_case_65_prompt_beyond_the_context_is_refused_with_both_numbers(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:
@@ -103,9 +99,9 @@ def test_case_71_limit_below_one_is_refused(serve: Serve, name: str, value: int)
     assert (caught.value.code, caught.value.param) == ("invalid_request", name)
 
 
-@some_profiles
+@pytest.mark.parametrize("profile", [Profile(), Profile(2, 2, "drop")], ids=str)
 @LIMIT_NAMES
-@pytest.mark.parametrize("value", [1, 2, 65])
+@pytest.mark.parametrize("value", [1, 65])
 def test_case_71_answer_is_as_long_as_its_limit(
     serve: Serve, profile: Profile, name: str, value: int
 ) -> None:
@@ -120,13 +116,12 @@ def test_case_71_smaller_of_two_limits_counts(serve: Serve, name: str, stream: b
     assert _ask(serve(), stream=stream, **limits).completion_tokens == 5
 
 
-@some_profiles
 @pytest.mark.parametrize("value", [None, CONTEXT_TOKENS, 10**9], ids=["missing", "context", "huge"])
 @whole_and_streamed
 def test_case_71_answer_without_a_limit_that_fits_fills_the_context(
-    serve: Serve, profile: Profile, value: int | None, stream: bool
+    serve: Serve, value: int | None, stream: bool
 ) -> None:
-    reply = _ask(serve(profile, max_context_tokens=256), max_tokens=value, stream=stream)
+    reply = _ask(serve(Profile(2), max_context_tokens=256), max_tokens=value, stream=stream)
     assert reply.prompt_tokens + reply.completion_tokens == 256
     assert reply.finish_reason == "length"
 

@@ -6,22 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from tests.cases.replay import (
-    BOUNDARY_TOKENS,
-    MODEL,
+from tests.cases.profiles import (
     WITH_REGISTRY,
-    Message,
     Profile,
-    Reply,
-    Serve,
-    Session,
-    assert_hit,
-    assert_miss,
     some_profiles,
-    with_registry,
     with_registry_and_streams,
     without_registry,
 )
+from tests.cases.server import MODEL, Message, Reply, Serve
+from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit, assert_miss
 
 # Behind a thinking prompt's last token, "<think>\n", a template that drops reasoning from history
 # differs by the mark and the line break.
@@ -90,7 +83,7 @@ def test_case_28_echoed_reasoning_goes_back_to_the_turn_where_the_frontier_is_dr
     assert (second.path, second.attach) == ("restore_turn_checkpoint", "registry")
 
 
-@with_registry
+@pytest.mark.parametrize("profile", [Profile(), Profile(2, 2, "drop")], ids=str)
 def test_case_29_session_without_thinking_hits(serve: Serve, profile: Profile) -> None:
     first, second = _two_turns(serve, profile, enable_thinking=False)
     assert second.cached == first.prompt_tokens - BOUNDARY_TOKENS
@@ -101,19 +94,13 @@ def test_case_28_streamed_reasoning_is_echoed_just_as_well(serve: Serve) -> None
     assert second.cached == first.prompt_tokens + first.completion_tokens - 1
 
 
-@keep_profiles
-def test_case_29_preserved_empty_reasoning_goes_on_from_the_last_token(
-    serve: Serve, profile: Profile
-) -> None:
-    first, second = _two_turns(serve, profile, enable_thinking=False, preserve_thinking=True)
+def test_case_29_preserved_empty_reasoning_goes_on_from_the_last_token(serve: Serve) -> None:
+    first, second = _two_turns(serve, Profile(), enable_thinking=False, preserve_thinking=True)
     assert second.cached == first.prompt_tokens + first.completion_tokens - 1
 
 
-@without_registry
-def test_case_29_session_without_thinking_misses_where_there_is_no_registry(
-    serve: Serve, profile: Profile
-) -> None:
-    _, second = _two_turns(serve, profile, enable_thinking=False)
+def test_case_29_session_without_thinking_misses_where_there_is_no_registry(serve: Serve) -> None:
+    _, second = _two_turns(serve, Profile(entries=0), enable_thinking=False)
     assert_miss(second)
 
 
@@ -137,19 +124,13 @@ def test_case_34_echo_of_an_answer_cut_after_7_tokens_hits(
     assert_hit(second, first)
 
 
-@keep_profiles
-def test_case_34_cut_answer_is_appended_to_where_nothing_before_it_changes(
-    serve: Serve, profile: Profile
-) -> None:
-    first, second = _echo_cut_answer(serve, profile, stream=False, preserve_thinking=True)
+def test_case_34_cut_answer_is_appended_to_where_nothing_before_it_changes(serve: Serve) -> None:
+    first, second = _echo_cut_answer(serve, Profile(), stream=False, preserve_thinking=True)
     assert second.cached == first.prompt_tokens + 7 - 1
 
 
-@without_registry
-def test_case_34_echo_of_a_cut_answer_misses_where_there_is_no_registry(
-    serve: Serve, profile: Profile
-) -> None:
-    _, second = _echo_cut_answer(serve, profile, stream=False)
+def test_case_34_echo_of_a_cut_answer_misses_where_there_is_no_registry(serve: Serve) -> None:
+    _, second = _echo_cut_answer(serve, Profile(entries=0), stream=False)
     assert_miss(second)
 
 
@@ -196,10 +177,11 @@ def _body(messages: Any, **options: Any) -> str:
     return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8, **options})
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_case_35_odd_conversation_is_answered_in_a_stream(serve: Serve, name: str) -> None:
-    response = serve().post_raw(_body(SERVED[name], stream=True))
-    assert response.text.endswith("data: [DONE]\n\n"), response.text
+def test_case_35_odd_conversations_are_answered_in_a_stream(serve: Serve) -> None:
+    server = serve()
+    for name, messages in SERVED.items():
+        response = server.post_raw(_body(messages, stream=True))
+        assert response.text.endswith("data: [DONE]\n\n"), f"{name}: {response.text}"
 
 
 @pytest.mark.parametrize("name", SERVED)

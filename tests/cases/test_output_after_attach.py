@@ -10,21 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.cases.replay import (
-    Message,
+from tests.cases.profiles import (
+    PROFILES,
     Profile,
-    Reply,
-    Serve,
-    Server,
-    Session,
     every_profile,
     with_registry,
     with_registry_and_streams,
 )
+from tests.cases.server import Message, Reply, Serve, Server
+from tests.cases.session import ASKED, Session
 
 from kvreg_service.model.cache import StateSlots
-
-ASKED = "Please remind me: what is my locker code?"
 
 
 def _drawn(server: Server) -> dict[str, Any]:
@@ -120,6 +116,7 @@ def test_case_46_newcomer_on_a_used_lane_is_answered_as_on_a_fresh_server(
 
 CANARY = "4921"
 THOUGHT = f"The user asks what is my locker code. Earlier I was told: your locker code is {CANARY}."
+ORIGINS = {True: "in-prompt", False: "continued"}
 HELLO: list[Message] = [
     {"role": "system", "content": "Ticket 48. You are a helpful assistant. Keep answers short."},
     {"role": "user", "content": "Hello!"},
@@ -152,8 +149,11 @@ def _ask_after_a_thought(
     return server.ask([*history, {"role": "user", "content": ASKED}], **options)
 
 
-@every_profile
-@pytest.mark.parametrize("is_in_prompt", [True, False], ids=["in-prompt", "continued"])
+@pytest.mark.parametrize(
+    ("profile", "is_in_prompt"),
+    [*((p, True) for p in PROFILES), (Profile(1, 0), False), (Profile(2, 2, "drop"), False)],
+    ids=lambda value: str(value) if isinstance(value, Profile) else ORIGINS[value],
+)
 def test_case_48_thought_that_is_not_echoed_is_not_known(
     serve: Serve, profile: Profile, is_in_prompt: bool
 ) -> None:
@@ -161,7 +161,7 @@ def test_case_48_thought_that_is_not_echoed_is_not_known(
     assert CANARY not in reply.text
 
 
-@pytest.mark.parametrize("is_in_prompt", [True, False], ids=["in-prompt", "continued"])
+@pytest.mark.parametrize("is_in_prompt", ORIGINS, ids=ORIGINS.get)
 def test_case_48_thought_that_is_echoed_and_preserved_is_known(
     serve: Serve, is_in_prompt: bool
 ) -> None:

@@ -1,84 +1,30 @@
-"""The words of the replay cases: profiles, servers, sessions, and what a turn may reuse.
+"""A running server as its clients see it: requests, answers with their numbers, and CLEAN.
 
-Owns the conversations and the checks HIT, MISS, FALLBACK, CANARY and CLEAN. Everything is seen
-through HTTP, as a client sees it. What a case replays is in its test.
+Everything goes through HTTP. What a session says and what a turn may reuse is in `session`.
 """
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
 import openai
-import pytest
+from tests.cases.profiles import Profile
 
 MODEL = "kvreg-reference"
-CONTEXT_TOKENS = 4096
-SLACK_TOKENS = 64
-# The bundled template ends a prompt with an empty think block that history does not have. The
-# checkpoint sits before it, right behind the assistant's opener.
-BOUNDARY_TOKENS = 4
+# A stream that must outlast a test does not reach it.
+CONTEXT_TOKENS = 16384
 _SETTLE_TIMEOUT_S = 20.0
-_NOTES = (
-    "Please keep answers short and polite.",
-    "The notes are updated once a week.",
-    "Keep the tone friendly.",
-    "Backups are made every night.",
-    "All times are local times.",
-    "Every change needs a second pair of eyes.",
-    "If something is unclear, say so.",
-    "Support requests are answered within two days.",
-)
 
 Message = dict[str, Any]
 Serve = Callable[..., "Server"]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """C lanes, R entries, and what an entry keeps."""
-
-    lanes: int = 1
-    entries: int = 1
-    current_state: Literal["keep", "drop"] = "keep"
-
-    def __str__(self) -> str:
-        return f"C{self.lanes}-R{self.entries}-{self.current_state}"
-
-
-PROFILES = tuple(
-    Profile(lanes, entries, state)
-    for lanes in (1, 2)
-    for entries in (0, 1, 2)
-    for state in ("keep", "drop")
-    if entries > 0 or state == "keep"
-)
-WITH_REGISTRY = tuple(profile for profile in PROFILES if profile.entries)
-WITHOUT_REGISTRY = tuple(profile for profile in PROFILES if not profile.entries)
-
-every_profile = pytest.mark.parametrize("profile", PROFILES, ids=str)
-with_registry = pytest.mark.parametrize("profile", WITH_REGISTRY, ids=str)
-without_registry = pytest.mark.parametrize("profile", WITHOUT_REGISTRY, ids=str)
-# Lanes, entries and states meet every case; streaming does not depend on them.
-with_registry_and_streams = pytest.mark.parametrize(
-    ("profile", "stream"),
-    [
-        *((profile, False) for profile in WITH_REGISTRY),
-        (Profile(1, 1, "keep"), True),
-        (Profile(2, 2, "drop"), True),
-    ],
-    ids=lambda value: (
-        str(value) if isinstance(value, Profile) else "streamed" if value else "whole"
-    ),
-)
-some_profiles = pytest.mark.parametrize(
-    "profile", [Profile(1, 0), Profile(1, 1), Profile(2, 2, "drop")], ids=str
-)
-whole_and_streamed = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
 @dataclass(frozen=True)
@@ -114,18 +60,14 @@ class OpenStream:
         self._chunks = chunks
         self.text = ""
 
-    def read(self, num_texts: int = 1) -> str:
-        """Wait for that many more pieces of text; return all text so far."""
-        while num_texts:
-            for choice in next(self._chunks).choices:
-                if choice.delta.content:
-                    self.text += choice.delta.content
-                    num_texts -= 1
+    def read(self, num_characters: int = 1) -> str:
+        """Wait for that many more characters, or some more; return all text so far."""
+        length = len(self.text) + num_characters
+        while len(self.text) < length:
+            chunk = next(self._chunks, None)
+            assert chunk is not None, f"the answer has ended: {self.text!r}"
+            self.text += "".join(choice.delta.content or "" for choice in chunk.choices)
         return self.text
-
-    def close(self) -> None:
-        """Leave. Idempotent."""
-        self._chunks.close()
 
 
 @dataclass(frozen=True)
@@ -175,6 +117,19 @@ class Server:
         )
 
     @contextmanager
+    def unread(self, messages: Sequence[Message], **options: Any) -> Iterator[None]:
+        """A request whose client reads nothing of an endless answer, and leaves at the end."""
+        body = json.dumps({"model": MODEL, "messages": messages, **self.endless, **options})
+        address = urlsplit(self._url)
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: kvreg\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body.encode())}\r\n\r\n"
+        )
+        with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+            connection.sendall((head + body).encode())
+            yield
+
+    @contextmanager
     def streaming(self, messages: Sequence[Message], **options: Any) -> Iterator[OpenStream]:
         """An answer that has begun and does not end before it is closed."""
         body = {"temperature": 0, **self.endless, **options}
@@ -201,10 +156,12 @@ class Server:
         What the free lane is needed for cannot go elsewhere: with this, one lane or many make no
         difference to a session that is interrupted.
         """
+        num_strangers = self.profile.lanes - 1
         with ExitStack() as stack:
-            for _ in range(self.profile.lanes - 1):
+            for _ in range(num_strangers):
                 stack.enter_context(self._stranger())
             yield
+            assert self.registry()["running"] == num_strangers, "a stream has ended too early"
         self.settle()
 
     def registry(self) -> dict[str, Any]:
@@ -215,14 +172,19 @@ class Server:
         """The entries that hold a sequence."""
         return [entry for entry in self.registry()["entries"] if entry["state"] == "kept"]
 
-    def settle(self) -> dict[str, Any]:
-        """Wait until nothing runs or waits, and return the registry."""
+    def wait_until(self, gauge: Literal["running", "queued"], value: int) -> dict[str, Any]:
+        """Wait until the server shows this number, and return all that it shows then."""
         deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
         while True:
             registry = self.registry()
-            if registry["running"] == registry["queued"] == 0:
+            if registry[gauge] == value:
                 return registry
-            assert time.monotonic() < deadline_s, f"still not idle: {registry}"
+            assert time.monotonic() < deadline_s, f"{gauge} has not become {value}: {registry}"
+
+    def settle(self) -> dict[str, Any]:
+        """Wait until nothing waits or runs, and return the registry."""
+        self.wait_until("queued", 0)
+        return self.wait_until("running", 0)
 
     def assert_clean(self) -> None:
         """CLEAN: with everything kept given up, all is as it was before the first request."""
@@ -247,62 +209,6 @@ class Server:
         text = f"Stranger {self._num_strangers}: tell me a short story about Nora in Lisbon."
         with self.streaming([{"role": "user", "content": text}], retain_prefix=False, **options):
             yield
-
-
-class Session:
-    """A conversation with a nonce and a canary of its own, which echoes every answer."""
-
-    def __init__(self, server: Server, number: int, *, num_notes: int = 24, **options: Any) -> None:
-        self.server = server
-        self._options = options
-        self.canary = str(1000 + number * 1237 % 9000)
-        notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(num_notes))
-        system = f"Ticket {number}. You are a helpful assistant. {notes}".rstrip()
-        self.messages: list[Message] = [{"role": "system", "content": system}]
-        self.opening = f"My locker code is {self.canary}."
-
-    def begin(self, **options: Any) -> Reply:
-        """The first turn, which plants the canary."""
-        return self.say(self.opening, **options)
-
-    def say(self, text: str, *, keeps_reasoning: bool = False, **options: Any) -> Reply:
-        """One more turn; the conversation goes on from its answer."""
-        reply = self.peek(text, **options)
-        echo = reply.echo_with_reasoning if keeps_reasoning else reply.echo
-        self.messages = [*self.messages_with(text), echo]
-        return reply
-
-    def peek(self, text: str, **options: Any) -> Reply:
-        """Ask for an answer that the conversation does not go on from."""
-        return self.server.ask(self.messages_with(text), **{**self._options, **options})
-
-    def messages_with(self, text: str) -> list[Message]:
-        """The conversation and one more user message."""
-        return [*self.messages, {"role": "user", "content": text}]
-
-    def recall(self, **options: Any) -> Reply:
-        """CANARY: a turn that asks for what the first one planted, and must get it."""
-        reply = self.say("Please remind me: what is my locker code?", **options)
-        assert self.canary in reply.text, f"{self.canary} was planted: {reply}"
-        return reply
-
-
-def assert_hit(reply: Reply, previous: Reply) -> None:
-    """HIT: everything up to the previous prompt's end, but for one page at most, was reused."""
-    least = previous.prompt_tokens - SLACK_TOKENS
-    assert least > 0, "a prompt this short tells no hit from a miss"
-    assert reply.cached >= least, f"expected a hit of {least}: {reply}"
-
-
-def assert_miss(reply: Reply) -> None:
-    """MISS: nothing was reused."""
-    assert (reply.cached, reply.path) == (0, "full_reset"), f"expected a miss: {reply}"
-
-
-def assert_fallback(reply: Reply, earlier: Reply, newer: Reply) -> None:
-    """FALLBACK: reused up to an earlier turn's checkpoint, and not up to the newer one's."""
-    assert_hit(reply, earlier)
-    assert reply.cached <= earlier.prompt_tokens < newer.prompt_tokens - SLACK_TOKENS, reply
 
 
 def _read(answer: Any) -> Reply:
