@@ -25,7 +25,7 @@ from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 
 # Wide enough for the tables where the output is not a terminal.
-_PLAIN_COLUMNS = 132
+_PLAIN_COLUMNS = 140
 
 BASE_OPTIONS = EngineOptions(
     REFERENCE_MODEL_PATH,
