@@ -1,7 +1,8 @@
 """A conversation to the prompt of a model. The one place where chat becomes tokens.
 
-Owns the sequence validate, protect, render, encode, probe. It keeps nothing about conversations;
-what is remembered lies in the tokenizer's cache and in the echo index.
+Owns the sequence validate, protect, respell, render, encode, probe. It keeps nothing about
+conversations but how tool calls were spelled; what else is remembered lies in the tokenizer's
+cache and in the echo index.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from kvreg_service.chat.encoded_text import TextEncoder
 from kvreg_service.chat.literals import Literals
 from kvreg_service.chat.messages import Message, normalize_messages
 from kvreg_service.chat.reasoning import THINK_CLOSE, THINK_OPEN
+from kvreg_service.chat.respelling import Respelling
+from kvreg_service.chat.spellings import SpelledAnswer, SpellingIndex, digests, meaning
 from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.chat.tool_call_parser import parse_answer
 from kvreg_service.core.errors import InvalidRequest
 
 _Render = Callable[[Sequence[Message], bool], str]
@@ -33,10 +37,11 @@ _CONTINUE_TAG = "\ufdd1continue\ufdd1 "
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What the engine needs to know of a conversation: ids of typecode ``i`` and four facts.
+    """What the engine needs to know of a conversation: ids of typecode ``i`` and some facts.
 
     ``tail`` is the role of the last message. ``starts_in_reasoning`` says that the answer begins
-    inside a think block which the prompt opened.
+    inside a think block which the prompt opened. ``history`` identifies the conversation to
+    ``PromptBuilder.remember``, and is None when its answer cannot hold tool calls.
     """
 
     token_ids: array[int]
@@ -45,6 +50,17 @@ class ChatPrompt:
     starts_in_reasoning: bool
     is_continuation: bool = False
     """The answer goes on inside the assistant message that ends the conversation."""
+    history: bytes | None = None
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A conversation as text, and what it takes to render further messages alike."""
+
+    messages: list[Message]
+    text: str
+    render: _Render
+    history: bytes | None
 
 
 class PromptBuilder:
@@ -53,6 +69,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, echo: EchoIndex) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._spellings = SpellingIndex()
         self._literals = Literals(
             special_tokens=tokenizer.special_tokens, added_tokens=tokenizer.added_tokens
         )
@@ -65,17 +82,16 @@ class PromptBuilder:
             InvalidRequest: a message has a shape that no template can render (``param`` names
                 the place), the template refuses the conversation, or nothing can be continued.
         """
-        messages = self._literals.protect_messages(normalize_messages(conversation.messages))
-        render = self._renderer(conversation)
-        is_continued = conversation.continue_final_message
-        text = _render_continued(messages, render) if is_continued else render(messages, True)
+        rendered = self._render_contained(conversation)
+        messages, text = rendered.messages, rendered.text
         encoded = self._encoder.encode(text)
         if not encoded.token_ids:
             raise InvalidRequest("the conversation renders to an empty prompt", param="messages")
 
         def encode(history: Sequence[Message]) -> array[int]:
-            return self._encoder.encode(render(history, True), like=encoded).token_ids
+            return self._encoder.encode(rendered.render(history, True), like=encoded).token_ids
 
+        is_continued = conversation.continue_final_message
         boundary = find_boundary(messages, encoded.token_ids, encode, is_continued=is_continued)
         return ChatPrompt(
             token_ids=encoded.token_ids,
@@ -83,7 +99,71 @@ class PromptBuilder:
             tail=cast(Tail, messages[-1]["role"]),
             starts_in_reasoning=self._is_reasoning_open(text, is_continued),
             is_continuation=is_continued,
+            history=None if is_continued else rendered.history,
         )
+
+    def count(self, conversation: Conversation) -> int:
+        """The number of tokens that ``build`` would give; nothing is probed or remembered.
+
+        Raises:
+            InvalidRequest: as ``build``.
+        """
+        rendered = self._render_contained(conversation)
+        return len(self._encoder.encode(rendered.text).token_ids)
+
+    def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
+        """Note how the model spelled its answer, for the prompts in which the client echoes it."""
+        if prompt.history is not None:
+            self._spellings.record(prompt.history, answer)
+
+    def _render_contained(self, conversation: Conversation) -> _Rendered:
+        try:
+            return self._render(conversation)
+        except RecursionError:
+            raise InvalidRequest(
+                "the conversation holds a value that is nested too deeply", param="messages"
+            ) from None
+
+    def _render(self, conversation: Conversation) -> _Rendered:
+        said = normalize_messages(conversation.messages)
+        messages = self._literals.protect_messages(said)
+        render = self._renderer(conversation)
+        chain = digests(said) if conversation.tools else []
+        # What is continued keeps the form in which it can be left open.
+        num_closed = len(said) - 1 if conversation.continue_final_message else len(said)
+        respelling = Respelling(self._known_spellings(said, chain[:num_closed])).confirmed(
+            messages,
+            lambda plain: render(plain, True),
+            lambda text, i: self._reads_as(text, said[i], conversation),
+        )
+        messages = respelling.mark(messages)
+
+        def render_respelled(history: Sequence[Message], add_generation_prompt: bool) -> str:
+            return respelling.fill(render(history, add_generation_prompt))
+
+        if conversation.continue_final_message:
+            text = _render_continued(messages, render_respelled)
+        else:
+            text = render_respelled(messages, True)
+        return _Rendered(messages, text, render_respelled, chain[-1] if chain else None)
+
+    def _known_spellings(
+        self, messages: Sequence[Message], chain: Sequence[bytes]
+    ) -> dict[int, str]:
+        """How the model spelled the calls in these messages, as far as it is remembered."""
+        found = {
+            i: self._spellings.find(digest)
+            for i, digest in enumerate(chain)
+            if messages[i]["role"] == "assistant" and "tool_calls" in messages[i]
+        }
+        return {i: self._literals.protect(text) for i, text in found.items() if text is not None}
+
+    def _reads_as(self, text: str, message: Message, conversation: Conversation) -> bool:
+        """Whether a rendered answer is parsed to the message that it was rendered from."""
+        spelling = self._literals.reveal(text)
+        content, calls = parse_answer(spelling, conversation.tools or ())
+        answer = SpelledAnswer(content, calls, spelling)
+        return meaning(answer.as_message()) == meaning(message)
 
     def _renderer(self, conversation: Conversation) -> _Render:
         """The template with everything but the messages filled in."""

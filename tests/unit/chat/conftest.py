@@ -49,6 +49,24 @@ _TEMPLATES = {
     "only_last_message": """\
 {{- '<|im_start|>' + messages[-1].role + '\\n' + messages[-1].content + '<|im_end|>\\n' }}"""
     + _GENERATION_PROMPT,
+    "json_calls": """\
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content }}
+    {%- for call in m.tool_calls or [] %}
+        {{- ('\\n' if m.content or not loop.first else '') + '<tool_call>\\n' }}
+        {{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+        {{- '\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}"""
+    + _GENERATION_PROMPT,
+    "python_calls": """\
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content }}
+    {%- for call in m.tool_calls or [] %}{{ call.function.name + '()' }}{% endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}"""
+    + _GENERATION_PROMPT,
     "counts_messages": """\
 {{- messages | length }}"""
     + _CHATML
