@@ -1,21 +1,25 @@
 """What an admission must do, by plain comparison of token lists. Shares no code with admission.
 
-It is given the state before and the events after, and knows neither digests nor plans.
+It is given the state before and the events after, and knows neither digests nor plans. Only what a
+sequence is worth is asked of the policy: a formula that is tuned has no second opinion.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isclose
 
 from event_mirror import Mirror, Seen
 
 from kvreg_service.core import events
 from kvreg_service.core.events import EvictionReason
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import SequenceId
+from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.request import Request
+from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.value import EvictionPolicy
 
-SECONDS_PER_TOKEN, SECONDS_PER_PAIR = 8.81e-4, 5.55e-9
-SLOT_BYTES, PAGE_BYTES = 1000, 640
+_NO_TOKENS = TokenLedger(Identity(b"epoch", "tenant"))
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,11 @@ class Profile:
     entries: int
     keep_current: bool
     exchange: bool
-    policy: str
+    value_policy: EvictionPolicy
 
     @property
     def is_cost(self) -> bool:
-        return self.policy == "cost"
+        return self.value_policy.name == "cost"
 
     def can_keep(self, seen: Seen) -> bool:
         return seen.checkpoint is not None or (self.keep_current and seen.has_current)
@@ -64,27 +68,27 @@ class Ranking:
         return seen.superseded_by in self._alive
 
     def value(self, seen: Seen) -> float:
-        idle_s = self._now_s - seen.last_used_s
-        if not self._profile.is_cost:
-            return -idle_s
-        saved = seen.reusable
-        seconds = saved * SECONDS_PER_TOKEN + saved * (saved + 1) / 2 * SECONDS_PER_PAIR
-        num_states = seen.has_current + (seen.checkpoint is not None)
-        held = num_states * SLOT_BYTES + seen.num_pages * PAGE_BYTES
-        return seconds * (1 + seen.num_hits) ** 0.5 * 0.5 ** (idle_s / 600) / held
+        """What the policy says of a sequence like this; its formula has tests of its own."""
+        like = Sequence(
+            sequence_id=SequenceId(seen.sequence_id),
+            ledger=_NO_TOKENS,
+            created_s=0.0,
+            last_used_s=seen.last_used_s,
+            frontier=seen.frontier,
+            has_current=seen.has_current,
+            checkpoint=seen.checkpoint and Checkpoint(seen.checkpoint, CheckpointKind.TURN),
+            pages=list(range(seen.num_pages)),
+            num_hits=seen.num_hits,
+        )
+        return self._profile.value_policy.value(like, self._now_s)
 
-    def goes_before(self, first: Seen, second: Seen) -> bool:
-        """Whether ``first`` has to go before ``second``; rounding decides nothing."""
-        if self.is_superseded(first) != self.is_superseded(second):
-            return self.is_superseded(first)
-        mine, others = self.value(first), self.value(second)
-        if isclose(mine, others, rel_tol=1e-9, abs_tol=1e-30):
-            return False
-        return mine < others
+    def place(self, seen: Seen) -> tuple[bool, float, int]:
+        """Superseded forks go first, then the less valuable, then the older."""
+        return (not self.is_superseded(seen), self.value(seen), seen.sequence_id)
 
     def assert_first(self, victim: Seen, others: list[Seen]) -> None:
         for other in others:
-            assert not self.goes_before(other, victim), f"{other} should go before {victim}"
+            assert self.place(victim) <= self.place(other), f"{other} goes before {victim}"
 
 
 def check_admission(
@@ -237,7 +241,7 @@ def _check_fork(
         for victim in victims:
             assert victim.entry == fork.entry
             assert ranking.is_superseded(victim) or victim.family == origin.family
-            assert ranking.value(victim) < ranking.value(origin) * (1 + 1e-9)
+            assert ranking.value(victim) < ranking.value(origin)
         return
     assert not evicted
     has_pages = origin.num_pages - admitted.cached_tokens // 64 <= num_free_pages

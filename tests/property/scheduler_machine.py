@@ -7,7 +7,7 @@ cold run, and every admission with the oracle.
 
 from __future__ import annotations
 
-from admission_oracle import PAGE_BYTES, SLOT_BYTES, Profile, Ranking, check_admission
+from admission_oracle import Profile, Ranking, check_admission
 from conversations import Conversation, Prompt, user_turn, words
 from event_mirror import Mirror, Seen
 from hypothesis import strategies as st
@@ -66,14 +66,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, lanes, entries, keep, exchange, policy, spare_pages, chunk, queue_limit):
         keep = keep or entries == 0
-        self.profile = Profile(lanes, entries, keep, exchange, policy)
+        cost = CostModel(slot_bytes=1000, page_bytes=640)
+        value_policy = build_policy(policy, cost)
+        self.profile = Profile(lanes, entries, keep, exchange, value_policy)
         self.layout = SlotLayout(lanes, entries, keep)
         self.num_pages = CONTEXT_PAGES + spare_pages
-        cost = CostModel(slot_bytes=SLOT_BYTES, page_bytes=PAGE_BYTES)
         limits = SchedulerLimits(
             self.layout, self.num_pages, MAX_CONTEXT, chunk, queue_limit, queue_timeout_s=60.0
         )
-        rules = AdmissionRules(build_policy(policy, cost), exchange)
+        rules = AdmissionRules(value_policy, exchange)
         self.scheduler = Scheduler(limits, rules, cost)
         self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
         self.mirror = Mirror(keep, self._check_victim)
