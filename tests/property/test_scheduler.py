@@ -13,11 +13,11 @@ from scheduler_machine import MAX_CONTEXT, TROUBLE, UNTIL_IDLE, SchedulerMachine
 def test_any_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept():
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(max_examples=settings().max_examples * 2, stateful_step_count=40),
+        settings=settings(max_examples=settings().max_examples * 4, stateful_step_count=40),
     )
 
 
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", range(96))
 def test_long_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept(seed):
     """Few profiles and many turns, where the machine above tries many profiles with few turns."""
     rng = Random(seed)
