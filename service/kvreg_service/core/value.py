@@ -58,22 +58,22 @@ class EvictionPolicy(Protocol):
 class CostPolicy:
     """Seconds of prefill saved, times how likely a return is, per byte held.
 
-    The likelihood falls with the square of the time at rest once that is longer than
-    ``rest_scale_s``: shorter rests hardly count, so that a handful of side requests does not push
-    out the session between whose turns they come, and of longer ones the *ratio* counts, whether
-    users take seconds or minutes to answer. Former returns raise it by less than half: a session
-    that came back often must not keep out one that begins now. ADR 0006 has the comparison.
+    The likelihood falls as one over the time at rest once that is longer than ``rest_scale_s``:
+    shorter rests hardly count, so that a handful of side requests does not push out the session
+    between whose turns they come, and of longer ones the *ratio* counts, whether users take seconds
+    or minutes to answer. Former returns raise it by less than half: a session that came back often
+    must not keep out one that begins now. ADR 0006 has the comparison.
     """
 
     cost: CostModel
-    rest_scale_s: float = 30.0
+    rest_scale_s: float = 20.0
     name: str = "cost"
     evicts_for_detach: bool = True
 
     def value(self, sequence: Sequence, now_s: float) -> float:
         """Return expected seconds saved per byte."""
         rest_s = max(0.0, now_s - sequence.last_used_s)
-        recency: float = (1 + rest_s / self.rest_scale_s) ** -2
+        recency = 1 / (1 + rest_s / self.rest_scale_s)
         frequency = 1 + 0.5 * sequence.num_hits / (1 + sequence.num_hits)
         saved_s = self.cost.prefill_seconds(sequence.reusable_tokens)
         return saved_s * recency * frequency / max(1, self.cost.held_bytes(sequence))
