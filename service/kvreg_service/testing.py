@@ -22,6 +22,7 @@ from kvreg_service.chat.boundary import Boundary
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.messages import normalize_messages
 from kvreg_service.chat.prompt import ChatPrompt, Tail
+from kvreg_service.chat.spellings import SpelledAnswer
 from kvreg_service.core.errors import Draining, EngineDown, KvregError, SessionNotFound
 from kvreg_service.engine.interface import (
     Attach,
@@ -270,10 +271,11 @@ class ByteTokenizer:
 
 
 class FakePromptBuilder:
-    """Renders messages as ``role: text`` lines of bytes, and records the conversations."""
+    """Renders messages as ``role: text`` lines of bytes, and records what it was given."""
 
     def __init__(self) -> None:
         self.conversations: list[Conversation] = []
+        self.remembered: list[tuple[ChatPrompt, SpelledAnswer]] = []
         self.error: KvregError | None = None
         self._tokenizer = ByteTokenizer()
 
@@ -290,6 +292,14 @@ class FakePromptBuilder:
             tail=cast(Tail, messages[-1]["role"]),
             starts_in_reasoning=conversation.enable_thinking is True,
         )
+
+    def count(self, conversation: Conversation) -> int:
+        """Count the bytes of the prompt."""
+        return len(self.build(conversation).token_ids)
+
+    def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
+        """Record the answer."""
+        self.remembered.append((prompt, answer))
 
 
 @contextlib.contextmanager

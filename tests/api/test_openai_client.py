@@ -175,3 +175,50 @@ def test_closing_a_stream_in_the_client_cancels_the_request(
     next(stream)
     stream.close()
     assert engine.outcomes.get(timeout=1.0)[1] == "cancelled"
+
+
+def test_client_gets_a_tool_call_and_sends_it_back(
+    openai_client: openai.OpenAI, engine: FakeEngine, prompt_builder: FakePromptBuilder
+) -> None:
+    text = "<tool_call>\n<function=look>\n<parameter=at>\nsky\n</parameter>\n</function>\n"
+    engine.scripts = [Script(steps=["Let me look.\n\n", f"{text}</tool_call>"])]
+    first = openai_client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hi"}],
+        tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}],
+    )
+    echo = first.choices[0].message
+    assert echo.tool_calls
+    openai_client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "user", "content": "Hi"},
+            echo.model_dump(),  # type: ignore[list-item]
+            {"role": "tool", "tool_call_id": echo.tool_calls[0].id, "content": "blue"},
+        ],
+    )
+    sent = prompt_builder.conversations[1].messages[1]
+    assert sent["content"] == "Let me look."
+    assert sent["tool_calls"] == [
+        {
+            "id": echo.tool_calls[0].id,
+            "type": "function",
+            "function": {"name": "look", "arguments": '{"at": "sky"}'},
+        }
+    ]
+
+
+def test_stream_helper_of_the_client_accumulates_tool_calls(
+    openai_client: openai.OpenAI, engine: FakeEngine
+) -> None:
+    text = '<tool_call>{"name": "look", "arguments": {"at": "sky", "days": 3}}</tool_call>'
+    engine.scripts = [Script(steps=[text, "\n", text])]
+    with openai_client.chat.completions.stream(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hi"}],
+        tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}],
+    ) as stream:
+        answer = stream.get_final_completion()
+    calls = answer.choices[0].message.tool_calls or []
+    assert [call.function.arguments for call in calls] == ['{"at": "sky", "days": 3}'] * 2
+    assert answer.choices[0].finish_reason == "tool_calls"

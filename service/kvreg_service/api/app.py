@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from kvreg_service.api.admin_route import FitRequest, build_admin_router
 from kvreg_service.api.chat_request import ChatRequest
 from kvreg_service.api.chat_route import build_chat_router
-from kvreg_service.api.context import ApiContext, PromptBuilderProtocol
+from kvreg_service.api.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
 from kvreg_service.api.errors import install_error_handlers
 from kvreg_service.api.health_route import build_health_router
 from kvreg_service.api.models_route import build_models_router
@@ -27,11 +27,12 @@ def create_app(
     *,
     sampling_defaults: SamplingParams | None = None,
     vocab_size: int | None = None,
+    keep_alive_s: float = KEEP_ALIVE_S,
 ) -> FastAPI:
     """Build the application around a started engine.
 
     ``sampling_defaults`` apply where a request says nothing (greedy when None), and ``vocab_size``
-    limits the token ids of ``logit_bias``.
+    limits the token ids of ``logit_bias``. ``keep_alive_s`` is how long a stream may be silent.
 
     Effects: none on the engine; whoever made it closes it.
     """
@@ -43,6 +44,7 @@ def create_app(
         max_body_bytes=settings.max_body_bytes,
         sampling_defaults=sampling_defaults or SamplingParams(),
         vocab_size=vocab_size,
+        keep_alive_s=keep_alive_s,
     )
     app = FastAPI(
         title="kvreg",

@@ -1,40 +1,65 @@
-"""One answer while it grows: engine events in, typed pieces of text and the final numbers out.
+"""One answer while it grows: engine events in, typed pieces out, and what they add up to.
 
-Owns what has been generated so far for one request. Streamed and whole answers are folded by the
-same code, so they cannot differ in text, in finish reason or in counts. It knows no HTTP.
+Owns what has been generated so far for one request, and the order in which it is taken apart:
+reasoning first, then tool calls within what is left. Streamed and whole answers are folded by the
+same code, so they cannot differ in text, in calls or in counts. It knows no HTTP and no API.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvreg_service.chat.reasoning import Kind, ReasoningSplitter
+from kvreg_service.chat.spellings import SpelledAnswer
+from kvreg_service.chat.tool_call import ToolCall
+from kvreg_service.chat.tool_call_parser import Part, ToolCallParser
 from kvreg_service.engine.interface import Finished, GenerationEvent, Started, TextDelta
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Some more text of one kind."""
 
     kind: Kind
     text: str
 
 
-class ChatAnswer:
-    """Folds the events of one request. ``push`` changes it; the properties only read."""
+@dataclass(frozen=True)
+class CallPiece:
+    """One more tool call. ``index`` counts the calls of the answer, ``call_id`` is unique."""
 
-    def __init__(self, *, starts_in_reasoning: bool) -> None:
+    index: int
+    call_id: str
+    call: ToolCall
+
+
+Piece = TextPiece | CallPiece
+
+
+class ChatAnswer:
+    """Folds the events of one request. ``push`` changes it; the properties only read.
+
+    Tool calls are looked for when ``tools`` is not empty.
+    """
+
+    def __init__(
+        self, *, starts_in_reasoning: bool, tools: Sequence[Mapping[str, object]] = ()
+    ) -> None:
         self._splitter = ReasoningSplitter(starts_in_reasoning)
+        self._parser = ToolCallParser(tools) if tools else None
         self._is_in_reasoning = starts_in_reasoning
-        self._texts: dict[Kind, list[str]] = {"reasoning": [], "content": []}
+        self._spelling: list[str] = []
+        self.pieces: list[Piece] = []
+        self.calls: list[CallPiece] = []
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
 
     def push(self, event: GenerationEvent) -> list[Piece]:
-        """Take the next event; return the text that it made certain, in order."""
+        """Take the next event; return what it made certain, in order."""
         match event:
             case Started():
                 self.started = event
@@ -47,43 +72,54 @@ class ChatAnswer:
             case Finished():
                 self.finished = event
                 self.completion_tokens = event.completion_tokens
-                return self._take(self._splitter.flush())
+                pieces = self._take(self._splitter.flush())
+                return pieces + self._take_parts(self._parser.flush() if self._parser else [])
 
-    def _take(self, parts: list[tuple[Kind, str]]) -> list[Piece]:
-        for kind, text in parts:
-            self._texts[kind].append(text)
+    def _take(self, texts: list[tuple[Kind, str]]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for kind, text in texts:
             self._is_in_reasoning = kind == "reasoning"
-        return [Piece(kind, text) for kind, text in parts]
+            if kind == "reasoning":
+                pieces.append(TextPiece(kind, text))
+                self.pieces.append(pieces[-1])
+            else:
+                self._spelling.append(text)
+                pieces += self._take_parts(self._parser.push(text) if self._parser else [text])
+        return pieces
+
+    def _take_parts(self, parts: Sequence[Part]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for part in parts:
+            if isinstance(part, str):
+                pieces.append(TextPiece("content", part))
+            else:
+                call = CallPiece(len(self.calls), uuid.uuid4().hex[:24], part)
+                self.calls.append(call)
+                pieces.append(call)
+        self.pieces += pieces
+        return pieces
+
+    def _text_of(self, kind: Kind) -> str:
+        texts = (piece for piece in self.pieces if isinstance(piece, TextPiece))
+        return "".join(piece.text for piece in texts if piece.kind == kind)
 
     @property
     def content(self) -> str:
-        """The answer without its reasoning."""
-        return "".join(self._texts["content"])
+        """The text of the answer, without its reasoning and its tool calls."""
+        return self._text_of("content")
 
     @property
     def reasoning(self) -> str | None:
         """The reasoning, or None when there was none."""
-        return "".join(self._texts["reasoning"]) or None
+        return self._text_of("reasoning") or None
 
-    def usage(self) -> dict[str, Any]:
-        """Build the ``usage`` of the response. Every number is an integer, also on a miss."""
-        started = self.started
-        assert started is not None, "usage is asked for after the first event only"
-        return {
-            "prompt_tokens": started.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": started.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": started.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "kvreg": {
-                "reuse_path": started.reuse_path,
-                "attach": started.attach,
-                "computed_tokens": started.computed_tokens,
-            },
-        }
+    def spelled(self) -> SpelledAnswer:
+        """The answer beside the text that the model wrote for it."""
+        calls = [piece.call for piece in self.calls]
+        return SpelledAnswer(self.content, calls, "".join(self._spelling))
 
     def timings(self) -> dict[str, float]:
-        """Build the ``timings`` of the response, in seconds."""
+        """Build the ``timings`` of a response, in seconds."""
         assert self.finished is not None, "timings are asked for after the last event only"
         timings = self.finished.timings
         return {

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
+from kvreg_service.api.asked_answer import AskedAnswer
 from kvreg_service.api.chat_message import ChatMessage
+from kvreg_service.api.extension_fields import ExtensionFields
 from kvreg_service.api.request_body import RequestBody, unsupported
+from kvreg_service.api.sampling_fields import SamplingFields
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 
@@ -32,9 +35,6 @@ IGNORED_FIELDS = (
     "verbosity",
 )
 _MAX_STOP_STRINGS = 16
-_MAX_BIASED_TOKENS = 1024
-_MAX_TTL_S = 30 * 24 * 3600.0
-_THINKING_SWITCHES = ("enable_thinking", "preserve_thinking")
 
 
 class StreamOptions(RequestBody):
@@ -61,7 +61,7 @@ Stop = Annotated[
 ]
 
 
-class ChatRequest(RequestBody):
+class ChatRequest(SamplingFields, ExtensionFields):
     """A chat completion request. A field that is null counts as missing."""
 
     model: str
@@ -73,32 +73,11 @@ class ChatRequest(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    # Some clients write -1 for "off".
-    top_k: int | None = Field(default=None, ge=-1, le=1_000_000)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None, max_length=_MAX_BIASED_TOKENS
-    )
-
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = Field(default=None, json_schema_extra={"enum": ["auto", "none", None]})
 
-    enable_thinking: bool | None = None
-    preserve_thinking: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     continue_final_message: bool | None = None
-
-    retain_prefix: bool | None = None
-    prompt_cache_read_only: bool | None = None
-    cache_ttl_s: float | None = Field(default=None, gt=0, le=_MAX_TTL_S)
-    priority: int | None = Field(default=None, ge=-1000, le=1000)
 
     # Known only to be refused when they ask for what is not served.
     n: int | None = None
@@ -177,35 +156,6 @@ class ChatRequest(RequestBody):
                 raise unsupported("tool {number} has no function with a name", number=number)
         return value
 
-    @field_validator("logit_bias")
-    @classmethod
-    def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for key in value or {}:
-            if not (key.isascii() and key.isdecimal() and len(key) < 12):
-                raise unsupported("'{key}' is not a token id", key=key[:60])
-        return value
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _switches_are_flags(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in _THINKING_SWITCHES:
-            if not isinstance((value or {}).get(name), bool | None):
-                raise unsupported("'{name}' is neither true nor false", name=name)
-        return value
-
-    @model_validator(mode="after")
-    def _retention_is_consistent(self) -> ChatRequest:
-        if self.retain_prefix and self.prompt_cache_read_only:
-            raise unsupported(
-                "retain_prefix = true and prompt_cache_read_only = true contradict each other"
-            )
-        return self
-
-    @property
-    def retains(self) -> bool:
-        """Whether the finished sequence may be kept for a next turn."""
-        return self.retain_prefix is not False and not self.prompt_cache_read_only
-
     @property
     def token_limit(self) -> int | None:
         """The smaller of the two limits a client may set, or None when it set none."""
@@ -225,46 +175,28 @@ class ChatRequest(RequestBody):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def conversation(self) -> Conversation:
-        """Build what the prompt is made of. A field beside ``chat_template_kwargs`` wins over it.
+        """Build what the prompt is made of.
 
-        ``reasoning_effort`` is a template variable; ``none`` also turns thinking off where no
-        switch says otherwise.
+        ``reasoning_effort: none`` also turns thinking off where no switch says otherwise.
         """
-        variables = dict(self.chat_template_kwargs or {})
-        kwargs_thinking, kwargs_preserve = (variables.pop(x, None) for x in _THINKING_SWITCHES)
-        enable_thinking = _first_set(self.enable_thinking, kwargs_thinking)
-        if self.reasoning_effort is not None:
-            variables["reasoning_effort"] = self.reasoning_effort
-            if enable_thinking is None and self.reasoning_effort == "none":
-                enable_thinking = False
-        return Conversation(
-            messages=[message.model_dump(exclude_none=True) for message in self.messages],
-            tools=self.tools or None,
-            enable_thinking=enable_thinking,
-            preserve_thinking=_first_set(self.preserve_thinking, kwargs_preserve),
-            variables=variables,
+        return self.converse(
+            [message.model_dump(exclude_none=True) for message in self.messages],
+            self.tools,
+            effort=self.reasoning_effort,
+            default_thinking=False if self.reasoning_effort == "none" else None,
             continue_final_message=bool(self.continue_final_message),
         )
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """Build the sampling parameters; what the client left out comes from ``defaults``."""
-        top_k = self.top_k if self.top_k is None or self.top_k > 0 else None
-        return SamplingParams(
-            temperature=_or(self.temperature, defaults.temperature),
-            top_p=_or(self.top_p, defaults.top_p),
-            top_k=defaults.top_k if self.top_k is None else top_k,
-            min_p=_or(self.min_p, defaults.min_p),
-            presence_penalty=_or(self.presence_penalty, defaults.presence_penalty),
-            frequency_penalty=_or(self.frequency_penalty, defaults.frequency_penalty),
-            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
-            seed=self.seed,
-            logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
+    def asked(self, defaults: SamplingParams) -> AskedAnswer:
+        """Build what is asked for, with the model's ``defaults`` where nothing is chosen."""
+        return AskedAnswer(
+            conversation=self.conversation(),
+            sampling=self.sampling(defaults),
+            max_tokens=self.token_limit,
+            stop=self.stop_strings,
+            retain=self.retains,
+            priority=self.priority or 0,
+            ttl_s=self.cache_ttl_s,
+            parses_tool_calls=self.tool_choice != "none",
+            is_streamed=bool(self.stream),
         )
-
-
-def _first_set(*switches: bool | None) -> bool | None:
-    return next((switch for switch in switches if switch is not None), None)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value

@@ -6,13 +6,17 @@ they are made once per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+import uuid
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from kvreg_service.api.chat_answer import ChatAnswer, Piece
-from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
+from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece
+from kvreg_service.api.errors import body_of
+from kvreg_service.api.event_stream import DONE, KEEP_ALIVE, sse_data, sse_error
+from kvreg_service.engine.interface import Attach, ReusePath
 
 
 class PromptTokensDetails(BaseModel):
@@ -56,12 +60,31 @@ class ResponseTimings(BaseModel):
     ttft_s: float
 
 
+class CalledFunction(BaseModel):
+    """A function and its arguments, which are the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredToolCall(BaseModel):
+    """One call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AnswerMessage(BaseModel):
-    """The answer. ``content`` is always text, so that it can be sent back as it is."""
+    """The answer, which can be sent back as it is.
+
+    ``content`` is null when the answer is nothing but tool calls; without calls it is always text.
+    """
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     reasoning_content: str | None = None
+    tool_calls: list[AnsweredToolCall] | None = None
 
 
 class Choice(BaseModel):
@@ -70,7 +93,7 @@ class Choice(BaseModel):
     index: Literal[0] = 0
     message: AnswerMessage
     logprobs: None = None
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):
@@ -85,74 +108,137 @@ class ChatCompletion(BaseModel):
     timings: ResponseTimings
 
 
-def whole_answer(
-    answer: ChatAnswer, *, request_id: str, created_s: int, model: str
-) -> dict[str, Any]:
-    """Build the body of a response that is not streamed."""
-    assert answer.finished is not None, "an answer is whole after its last event"
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-    if answer.reasoning is not None:
-        message["reasoning_content"] = answer.reasoning
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": answer.finished.finish_reason,
-    }
+def usage_of(answer: ChatAnswer) -> dict[str, Any]:
+    """Build the ``usage`` of a response. Every number is an integer, also on a miss."""
+    started = answer.started
+    assert started is not None, "usage is asked for after the first event only"
     return {
-        "id": request_id,
-        "object": "chat.completion",
-        "created": created_s,
-        "model": model,
-        "choices": [choice],
-        "usage": answer.usage(),
-        "timings": answer.timings(),
+        "prompt_tokens": started.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": started.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": started.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "kvreg": reuse_of(answer),
     }
 
 
-@dataclass(frozen=True)
-class ChunkFormat:
-    """Builds the chunks of one streamed answer.
+def reuse_of(answer: ChatAnswer) -> dict[str, Any]:
+    """Build what either API says under ``usage.kvreg``."""
+    started = answer.started
+    assert started is not None, "usage is asked for after the first event only"
+    return {
+        "reuse_path": started.reuse_path,
+        "attach": started.attach,
+        "computed_tokens": started.computed_tokens,
+    }
+
+
+def finish_reason_of(answer: ChatAnswer) -> str:
+    """The engine's reason, or ``tool_calls`` where the answer ended by itself behind calls."""
+    assert answer.finished is not None, "the reason is asked for after the last event only"
+    reason = answer.finished.finish_reason
+    return "tool_calls" if answer.calls and reason == "stop" else reason
+
+
+class ChatFormat:
+    """Writes one answer as a chat completion. Implements `AnswerFormat`.
 
     Exactly one chunk carries ``usage`` and ``timings``: with ``includes_usage`` the extra one
     without choices, as OpenAI does it, and otherwise the one with the finish reason. So whoever
     adds up the usage of all chunks counts nothing twice.
     """
 
-    request_id: str
-    created_s: int
-    model: str
-    includes_usage: bool
+    keep_alive = KEEP_ALIVE
 
-    def opening(self) -> dict[str, Any]:
+    def __init__(self, model: str, *, includes_usage: bool) -> None:
+        self.request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created_s = int(time.time())
+        self._model = model
+        self._includes_usage = includes_usage
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names the request."""
+        return {"X-Request-Id": self.request_id}
+
+    def whole(self, answer: ChatAnswer) -> dict[str, Any]:
+        """Build the body of a response that is not streamed."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+        if answer.reasoning is not None:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{piece.call_id}",
+                    "type": "function",
+                    "function": {"name": piece.call.name, "arguments": piece.call.arguments_json},
+                }
+                for piece in answer.calls
+            ]
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": finish_reason_of(answer),
+        }
+        return {
+            "id": self.request_id,
+            "object": "chat.completion",
+            "created": self._created_s,
+            "model": self._model,
+            "choices": [choice],
+            "usage": usage_of(answer),
+            "timings": answer.timings(),
+        }
+
+    def opening(self, answer: ChatAnswer) -> Iterator[bytes]:  # noqa: ARG002
         """The first chunk: the role, and no text yet."""
-        return self._chunk({"role": "assistant", "content": ""})
+        yield self._chunk({"role": "assistant", "content": ""})
 
-    def text(self, piece: Piece) -> dict[str, Any]:
-        """More text, as content or as reasoning."""
-        field = "content" if piece.kind == "content" else "reasoning_content"
-        return self._chunk({field: piece.text})
+    def more(self, piece: Piece) -> Iterator[bytes]:
+        """More text, as content or as reasoning, or a call: its name first, then its arguments."""
+        if not isinstance(piece, CallPiece):
+            field = "content" if piece.kind == "content" else "reasoning_content"
+            yield self._chunk({field: piece.text})
+            return
+        head = {
+            "index": piece.index,
+            "id": f"call_{piece.call_id}",
+            "type": "function",
+            "function": {"name": piece.call.name, "arguments": ""},
+        }
+        yield self._chunk({"tool_calls": [head]})
+        for text in piece.call.argument_pieces():
+            part = {"index": piece.index, "function": {"arguments": text}}
+            yield self._chunk({"tool_calls": [part]})
 
-    def closing(self, answer: ChatAnswer) -> list[dict[str, Any]]:
+    def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
         """The chunk with the finish reason, and the one with the usage when it was asked for."""
-        assert answer.finished is not None, "a stream is closed after the last event"
-        last = self._chunk({}, finish_reason=answer.finished.finish_reason)
-        numbers = {"usage": answer.usage(), "timings": answer.timings()}
-        if not self.includes_usage:
-            return [last | numbers]
-        return [last, self._chunk(None) | numbers]
+        numbers = {"usage": usage_of(answer), "timings": answer.timings()}
+        reason = finish_reason_of(answer)
+        if self._includes_usage:
+            yield self._chunk({}, finish_reason=reason)
+            yield self._chunk(None, **numbers)
+        else:
+            yield self._chunk({}, finish_reason=reason, **numbers)
+        yield DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """The event that ends a stream which failed."""
+        return sse_error(body_of(error))
 
     def _chunk(
-        self, delta: dict[str, Any] | None, *, finish_reason: str | None = None
-    ) -> dict[str, Any]:
+        self, delta: dict[str, Any] | None, *, finish_reason: str | None = None, **numbers: Any
+    ) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         chunk: dict[str, Any] = {
             "id": self.request_id,
             "object": "chat.completion.chunk",
-            "created": self.created_s,
-            "model": self.model,
+            "created": self._created_s,
+            "model": self._model,
             "choices": [] if delta is None else [choice],
         }
-        if self.includes_usage:
+        if self._includes_usage:
             chunk["usage"] = None
-        return chunk
+        return sse_data(chunk | numbers)

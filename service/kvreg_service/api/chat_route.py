@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
+from kvreg_service.api.answer_response import respond
 from kvreg_service.api.chat_request import IGNORED_FIELDS, ChatRequest
-from kvreg_service.api.chat_response import ChatCompletion
-from kvreg_service.api.chat_run import ChatRun
-from kvreg_service.api.connection import run_while_connected
+from kvreg_service.api.chat_response import ChatCompletion, ChatFormat
 from kvreg_service.api.context import ApiContext
-from kvreg_service.api.event_stream import EventStreamResponse
 from kvreg_service.api.openapi import body_schema
 from kvreg_service.api.request_body import read_body
 
@@ -27,7 +23,8 @@ A streamed answer has exactly one chunk with `usage` and `timings`: the extra on
 when `stream_options.include_usage` is set, else the one with the finish reason.
 
 Accepted without effect: {", ".join(f"`{name}`" for name in IGNORED_FIELDS)}, and any field that is
-not listed. `tool_choice: none` leaves the tools in the prompt, so that it stays the same prefix."""
+not listed. `tool_choice: none` leaves the tools in the prompt, so that it stays the same prefix,
+and the answer's tool calls in its text."""
 
 
 def build_chat_router(context: ApiContext) -> APIRouter:
@@ -44,18 +41,7 @@ def build_chat_router(context: ApiContext) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         body = await read_body(request, ChatRequest, max_bytes=context.max_body_bytes)
         context.require_model(body.model)
-        run = ChatRun(context, body)
-        headers: dict[str, str] = {"X-Request-Id": run.request_id}
-        is_handed_over = False
-        try:
-            await run_while_connected(request.receive, run.start())
-            if body.stream:
-                is_handed_over = True
-                return EventStreamResponse(run.stream(), on_close=run.aclose, headers=headers)
-            content: dict[str, Any] = await run_while_connected(request.receive, run.finish())
-            return JSONResponse(content, headers=headers)
-        finally:
-            if not is_handed_over:
-                await run.aclose()
+        form = ChatFormat(context.model_id, includes_usage=body.includes_usage)
+        return await respond(request, context, body.asked(context.sampling_defaults), form)
 
     return router

@@ -17,6 +17,11 @@ from kvreg_service.engine.interface import EngineProtocol
 
 if TYPE_CHECKING:
     from kvreg_service.chat.prompt import ChatPrompt
+    from kvreg_service.chat.spellings import SpelledAnswer
+
+
+# Shorter than the silence after which common proxies and clients give up.
+KEEP_ALIVE_S = 10.0
 
 
 class PromptBuilderProtocol(Protocol):
@@ -30,6 +35,14 @@ class PromptBuilderProtocol(Protocol):
         """
         ...
 
+    def count(self, conversation: Conversation) -> int:
+        """Return how many tokens ``build`` would give. Called like ``build``, and raises as it."""
+        ...
+
+    def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
+        """Note how the model spelled an answer that its client may echo. From any thread."""
+        ...
+
 
 def _new_prompt_thread() -> ThreadPoolExecutor:
     # One thread: a builder has caches and need not guard them, and the engine keeps its cores.
@@ -41,7 +54,8 @@ class ApiContext:
     """Everything that a route may use.
 
     ``created_s`` is the time since the epoch that ``/v1/models`` shows. ``vocab_size`` limits the
-    token ids of ``logit_bias``, and is None when it is not known.
+    token ids of ``logit_bias``, and is None when it is not known. A stream says something at least
+    every ``keep_alive_s`` seconds while its answer grows.
     """
 
     engine: EngineProtocol
@@ -51,6 +65,7 @@ class ApiContext:
     max_body_bytes: int
     sampling_defaults: SamplingParams = field(default_factory=SamplingParams)
     vocab_size: int | None = None
+    keep_alive_s: float = KEEP_ALIVE_S
     prompt_thread: ThreadPoolExecutor = field(default_factory=_new_prompt_thread)
 
     async def build_prompt(self, conversation: Conversation) -> ChatPrompt:
@@ -62,6 +77,17 @@ class ApiContext:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self.prompt_thread, self.prompt_builder.build, conversation
+        )
+
+    async def count_tokens(self, conversation: Conversation) -> int:
+        """Count the tokens of a prompt without holding up the event loop.
+
+        Raises:
+            InvalidRequest: No template can render this conversation.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self.prompt_thread, self.prompt_builder.count, conversation
         )
 
     def require_model(self, model: str) -> None:

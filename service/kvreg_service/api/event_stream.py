@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from kvreg_service.api.connection import run_while_connected
 
 DONE = b"data: [DONE]\n\n"
+# A comment: clients skip it, and whoever counts the seconds of silence starts anew.
+KEEP_ALIVE = b": still writing\n\n"
 
 
 def sse_data(body: dict[str, Any]) -> bytes:

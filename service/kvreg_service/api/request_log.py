@@ -1,4 +1,4 @@
-"""The one log line that each chat request ends with, once its body has been understood.
+"""The one log line that each answering request ends with, once its body has been understood.
 
 Owns its fields. It never holds text of a prompt or of an answer.
 """

@@ -1,0 +1,36 @@
+"""From a body that has been read to the response: what the answering routes have in common."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from kvreg_service.api.answer_format import AnswerFormat
+from kvreg_service.api.answer_run import AnswerRun
+from kvreg_service.api.asked_answer import AskedAnswer
+from kvreg_service.api.connection import run_while_connected
+from kvreg_service.api.context import ApiContext
+from kvreg_service.api.event_stream import EventStreamResponse
+
+
+async def respond(
+    request: Request, context: ApiContext, asked: AskedAnswer, form: AnswerFormat
+) -> Response:
+    """Answer whole or as a stream, for as long as the client is there.
+
+    Raises:
+        KvregError: The request is refused, or failed before its response began.
+        ClientDisconnect: The client left before that.
+    """
+    run = AnswerRun(context, asked, form)
+    is_handed_over = False
+    try:
+        await run_while_connected(request.receive, run.start())
+        if asked.is_streamed:
+            is_handed_over = True
+            return EventStreamResponse(run.stream(), on_close=run.aclose, headers=form.headers)
+        content = await run_while_connected(request.receive, run.finish())
+        return JSONResponse(content, headers=dict(form.headers))
+    finally:
+        if not is_handed_over:
+            await run.aclose()
