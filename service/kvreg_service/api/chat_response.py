@@ -215,7 +215,7 @@ class ChatFormat:
 
     def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
         """The chunk with the finish reason, and the one with the usage when it was asked for."""
-        numbers = {"usage": usage_of(answer), "timings": answer.timings()}
+        numbers: dict[str, Any] = {"usage": usage_of(answer), "timings": answer.timings()}
         reason = finish_reason_of(answer)
         if self._includes_usage:
             yield self._chunk({}, finish_reason=reason)
