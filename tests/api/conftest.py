@@ -9,8 +9,12 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
+from tests.api.taught_engine import Taught, taught_engine
 
 from kvreg_service.api.app import create_app
+from kvreg_service.engine.build import LoadedModel, load_model
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import Settings, load_settings
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, running_server
 
@@ -64,3 +68,21 @@ def openai_client(base_url: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def body() -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="session")
+def loaded_model() -> LoadedModel:
+    return load_model(EngineOptions(REFERENCE_MODEL_PATH, MODEL))
+
+
+@pytest.fixture
+def taught(loaded_model: LoadedModel, settings: Settings) -> Iterator[Taught]:
+    with taught_engine(loaded_model, settings) as taught:
+        yield taught
+
+
+@pytest.fixture
+async def taught_client(taught: Taught) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=taught.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://kvreg") as client:
+        yield client

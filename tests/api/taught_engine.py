@@ -1,0 +1,88 @@
+"""A real engine on the bundled model whose answers a test dictates, token by token.
+
+The model computes everything as ever, states and KV included; only the choice of a token is
+replaced. So what an answer leaves behind is real, and what it says is whatever a test needs: the
+bundled model itself has never learned to call tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+
+from kvreg_service.api.app import create_app
+from kvreg_service.core.request import Request
+from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.engine.build import LoadedModel, build_engine
+from kvreg_service.engine.engine import Engine
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.reference_model import REFERENCE_MODEL_PATH
+from kvreg_service.settings import Settings
+
+
+@dataclass
+class Teacher:
+    """Dictates the next answers, in the order in which their requests arrive.
+
+    A request for which nothing is left to dictate is answered by the model.
+    """
+
+    loaded: LoadedModel
+    answers: list[str] = field(default_factory=list)
+    _tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    def begin(self, request: Request) -> None:
+        """Take the next answer for this request."""
+        if self.answers:
+            ids = self.loaded.tokenizer.encode(f"{self.answers.pop(0)}<|im_end|>")
+            self._tokens[request.request_id] = ids
+
+    def correct(self, result: StepResult) -> None:
+        """Put the dictated tokens in place of those that the model chose."""
+        for request_id in result.sampled:
+            if self._tokens.get(request_id):
+                result.sampled[request_id] = self._tokens[request_id].pop(0)
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The application, its engine and the teacher."""
+
+    app: FastAPI
+    engine: Engine
+    teacher: Teacher
+
+
+@contextmanager
+def taught_engine(loaded: LoadedModel, settings: Settings, **options: Any) -> Iterator[Taught]:
+    """Run an engine that says what it is told to say."""
+    all_options = {"max_context_tokens": 4096, "num_pages": 256} | options
+    engine, prompt_builder = build_engine(
+        EngineOptions(REFERENCE_MODEL_PATH, settings.model_id, **all_options), loaded
+    )
+    teacher = Teacher(loaded)
+    runner = engine._parts.runner
+    begin, execute = runner.begin, runner.execute
+
+    def begin_taught(request: Request) -> None:
+        begin(request)
+        teacher.begin(request)
+
+    def execute_taught(plan: StepPlan) -> StepResult:
+        result = execute(plan)
+        teacher.correct(result)
+        return result
+
+    runner.begin, runner.execute = begin_taught, execute_taught  # type: ignore[method-assign]
+    try:
+        yield Taught(
+            create_app(engine, prompt_builder, settings, vocab_size=loaded.config.vocab_size),
+            engine,
+            teacher,
+        )
+    finally:
+        engine.close()
