@@ -91,13 +91,14 @@ class Script:
     """What the engine does for one request. A step is some text, a gate, or an error to raise.
 
     ``before`` happens before the first event, where a real engine queues and computes the prompt;
-    ``steps`` after it. Each text counts as one token. Without ``has_end`` the terminal event is
-    missing, as it is in a broken engine.
+    ``steps`` after it. Each text counts as one token. ``stop_string`` is the one that ended it.
+    Without ``has_end`` the terminal event is missing, as it is in a broken engine.
     """
 
     steps: Sequence[Step] = ("Hello", ", ", "you.")
     before: Sequence[Gate | Exception] = ()
     finish_reason: FinishReason = "stop"
+    stop_string: str | None = None
     has_end: bool = True
     cached_tokens: int = 0
     reuse_path: ReusePath = "full_reset"
@@ -169,7 +170,7 @@ class FakeEngine:
                     await self._pass(step)
             outcome = "finished"
             if script.has_end:
-                yield Finished(script.finish_reason, num_tokens, FAKE_TIMINGS)
+                yield Finished(script.finish_reason, num_tokens, FAKE_TIMINGS, script.stop_string)
         except Exception:
             outcome = "failed"
             raise

@@ -25,7 +25,7 @@ class TextStream:
     """Decodes one answer. Owns the bytes of an unfinished character and a possible stop string.
 
     The stop string that is completed first ends the answer, whichever tokens it arrives in; the
-    stop string itself is not emitted.
+    stop string itself is not emitted, and ``stopped_by`` names it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -33,17 +33,17 @@ class TextStream:
         self._stop = tuple(text for text in stop if text)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self._is_stopped = False
+        self.stopped_by: str | None = None
 
     def push(self, token_id: int) -> TextStep:
         """Take the next token. After a stop string further tokens have no text."""
-        if self._is_stopped or self._tokenizer.is_special(token_id):
-            return TextStep("", self._is_stopped)
+        if self.stopped_by is not None or self._tokenizer.is_special(token_id):
+            return TextStep("", self.stopped_by is not None)
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def flush(self) -> str:
         """Take the end of the answer: the text held back. A broken character becomes U+FFFD."""
-        if self._is_stopped:
+        if self.stopped_by is not None:
             return ""
         step = self._take(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
@@ -56,7 +56,7 @@ class TextStream:
         found = [(text.find(stop) + len(stop), stop) for stop in self._stop if stop in text]
         if found:
             end, stop = min(found, key=lambda hit: (hit[0], -len(hit[1])))
-            self._is_stopped = True
+            self.stopped_by = stop
             self._held = ""
             return TextStep(text[: end - len(stop)], True)
         num_held = max(partial_suffix_len(text, stop) for stop in self._stop)

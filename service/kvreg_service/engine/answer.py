@@ -113,7 +113,14 @@ class Answer:
         """Tell the reader that the answer is complete."""
         self._pending_text += self._text.flush()
         self.send_text()
-        self._send(Finished(event.reason.value, event.completion_tokens, self._timings()))
+        self._send(
+            Finished(
+                event.reason.value,
+                event.completion_tokens,
+                self._timings(),
+                stop_string=self._text.stopped_by,
+            )
+        )
         self.has_ended = True
 
     def fail(self, error: KvregError) -> None:

@@ -81,11 +81,15 @@ class Timings:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event of a request that ended well."""
+    """The last event of a request that ended well.
+
+    ``stop_string`` is the one of the request's ``stop`` that ended it, if one did.
+    """
 
     finish_reason: FinishReason
     completion_tokens: int
     timings: Timings
+    stop_string: str | None = None
 
 
 GenerationEvent = Started | TextDelta | Finished

@@ -79,6 +79,14 @@ def test_one_token_may_complete_two_stop_strings(tokenizer: Tokenizer) -> None:
     assert TextStream(tokenizer, [" the", "h"]).push(token_id).text == " t"
 
 
+def test_the_stop_string_that_ended_the_answer_is_named(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, ["b", "ab", "c"])
+    assert stream.stopped_by is None
+    for token_id in tokenizer.encode("xabc"):
+        stream.push(token_id)
+    assert stream.stopped_by == "ab"
+
+
 def test_what_may_become_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, ["END"])
     texts = [stream.push(token_id).text for token_id in tokenizer.encode_segment("xE")]
