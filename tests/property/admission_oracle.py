@@ -42,6 +42,8 @@ def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, li
     """Return the best position and, by sequence, the ways to resume there."""
     prompt = list(request.prompt.tokens)
     best, found = 0, {}
+    if not request.may_reuse:
+        return best, found
     for seen in kept:
         if seen.tenant != request.prompt.identity.tenant:
             continue
@@ -60,12 +62,13 @@ class Ranking:
     """The order in which kept sequences go, at one moment."""
 
     def __init__(self, mirror: Mirror, profile: Profile, now_s: float) -> None:
-        self._alive = set(mirror.sequences)
+        self._alive = mirror.sequences
         self._profile = profile
         self._now_s = now_s
 
     def is_superseded(self, seen: Seen) -> bool:
-        return seen.superseded_by in self._alive
+        branch = self._alive.get(seen.superseded_by)
+        return branch is not None and branch.num_hits >= seen.num_hits + 2
 
     def value(self, seen: Seen) -> float:
         """What the policy says of a sequence like this; its formula has tests of its own."""
@@ -84,7 +87,8 @@ class Ranking:
 
     def place(self, seen: Seen) -> tuple[bool, float, int]:
         """Superseded forks go first, then the less valuable, then the older."""
-        return (not self.is_superseded(seen), self.value(seen), seen.sequence_id)
+        weight = 0.25 if seen.superseded_by in self._alive else 1
+        return (not self.is_superseded(seen), weight * self.value(seen), seen.sequence_id)
 
     def assert_first(self, victim: Seen, others: list[Seen]) -> None:
         for other in others:
@@ -229,7 +233,8 @@ def _check_fork(
         and request.boundary is not None
         and admitted.cached_tokens < request.boundary < request.prompt_tokens
     )
-    if origin is None or not captures or not profile.is_cost or not profile.can_keep(origin):
+    loses = captures or not request.retain
+    if origin is None or not loses or not profile.is_cost or not profile.can_keep(origin):
         assert not forks, "a copy where nothing would have been lost"
         assert not evicted
         return

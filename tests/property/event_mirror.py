@@ -84,6 +84,8 @@ class Mirror:
         self.outputs: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.cached: dict[str, int] = {}
+        self._new_fork: Seen | None = None
+        self._with_stand_in: set[str] = set()
 
     def kept(self) -> list[Seen]:
         return [seen for seen in self.sequences.values() if seen.request is None]
@@ -131,7 +133,7 @@ class Mirror:
         match event:
             case events.Forked():
                 origin = self.sequences[event.origin_id]
-                self.sequences[event.sequence_id] = replace(
+                self._new_fork = self.sequences[event.sequence_id] = replace(
                     origin,
                     sequence_id=event.sequence_id,
                     tokens=list(origin.tokens),
@@ -147,6 +149,11 @@ class Mirror:
                 seen.has_current = seen.has_current and self.keep_current
             case events.Admitted():
                 self._admitted(event, now_s)
+            case events.ReuseFailed():
+                request = self.requests[event.request_id]
+                assert request.may_reuse, "only once is a request computed from nothing instead"
+                self.requests[event.request_id] = replace(request, may_reuse=False)
+                self._new_fork = None
             case events.Attached():
                 assert self.sequences[event.sequence_id].lane == event.lane
             case events.Evicted():
@@ -204,12 +211,20 @@ class Mirror:
         seen.lane, seen.entry = event.lane, None
         seen.request = request
         seen.superseded_by = None
+        if self._new_fork is not None and not request.retain:
+            self._new_fork.superseded_by = None
+            self._new_fork.last_used_s = now_s
+            self._with_stand_in.add(event.request_id)
+        self._new_fork = None
 
     def _ended(self, event: events.Terminal, now_s: float) -> None:
         assert event.request_id not in self.terminals, f"{event.request_id} ended twice"
         self.terminals[event.request_id] = event
         seen = self.of_request(event.request_id)
         if seen is None:
+            return
+        if event.request_id in self._with_stand_in:
+            del self.sequences[seen.sequence_id]
             return
         if isinstance(event, events.Failed) or not self.requests[event.request_id].retain:
             seen.frontier = seen.checkpoint or 0

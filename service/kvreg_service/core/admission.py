@@ -11,7 +11,7 @@ from enum import Enum
 
 from kvreg_service.core.events import Attach, ReusePath
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId
-from kvreg_service.core.lane import Lane, alive_ids
+from kvreg_service.core.lane import Lane, hits_by_id
 from kvreg_service.core.registry import Registry
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import CheckpointKind, Sequence
@@ -112,7 +112,7 @@ class AdmissionPlanner:
         self._rules = rules
         self._num_free_pages = num_free_pages
         self._now_s = now_s
-        self._alive = alive_ids(lanes, [sequence for _, sequence in registry])
+        self._alive = hits_by_id(lanes, [sequence for _, sequence in registry])
 
     def plan(self, request: Request) -> AdmissionPlan | None:
         """Return the plan for a request, or None while every lane is busy."""
@@ -130,7 +130,7 @@ class AdmissionPlanner:
             lane=lane.lane_id,
             resume=resume,
             displacement=displacement,
-            fork_to=self._choose_fork(resume, displacement, capture_at),
+            fork_to=self._choose_fork(request, resume, displacement, capture_at),
             capture_at=capture_at,
             diverged_at=None if resume else self._diverged_at(request),
             regret_tokens=self._regret(request, resume) if resume else 0,
@@ -140,7 +140,7 @@ class AdmissionPlanner:
 
     def _find_resume(self, request: Request) -> Resume | None:
         """Return the longest reuse; ties go to append, then to a lane, then to the last used."""
-        if not self._rules.prefix_reuse:
+        if not self._rules.prefix_reuse or not request.may_reuse:
             return None
         candidates = sorted(
             self._candidates(request),
@@ -224,14 +224,21 @@ class AdmissionPlanner:
         return Displacement(Fate.DROP)
 
     def _choose_fork(
-        self, resume: Resume | None, displacement: Displacement | None, capture_at: int | None
+        self,
+        request: Request,
+        resume: Resume | None,
+        displacement: Displacement | None,
+        capture_at: int | None,
     ) -> EntryId | None:
         """Return where to keep a copy of what the request is about to overwrite, if anywhere.
 
         A prompt that continues a sequence may be its next turn, or a side request that shares its
-        history. The copy survives either; it never costs an unrelated sequence its entry.
+        history. The copy survives either; it never costs an unrelated sequence its entry. A request
+        that is not to be retained only borrows, and the copy is what is left of it.
         """
-        if resume is None or capture_at is None or not self._rules.policy.evicts_for_detach:
+        if resume is None or not self._rules.policy.evicts_for_detach:
+            return None
+        if capture_at is None and request.retain:
             return None
         origin = resume.sequence
         num_copies = len(origin.pages) - resume.position // PAGE_TOKENS

@@ -95,6 +95,14 @@ class Attached(Event):
 
 
 @dataclass(frozen=True)
+class ReuseFailed(Event):
+    """Bringing a request onto its lane failed. It is queued again, to be computed from nothing."""
+
+    request_id: RequestId
+    error: KvregError
+
+
+@dataclass(frozen=True)
 class Forked(Event):
     """A copy of the reused sequence was kept before the request goes on from it."""
 

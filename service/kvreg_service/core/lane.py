@@ -20,6 +20,8 @@ class Run:
     num_output_tokens: int = 0
     touched_entries: tuple[EntryId, ...] = ()
     """Entries whose states the preparation writes; they are lost with it when it fails."""
+    has_stand_in: bool = False
+    """The borrowed sequence stays as a fork, so that nothing of this run needs to be kept."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Lane:
         return self.sequence if self.run is None else None
 
 
-def alive_ids(lanes: list[Lane], kept: list[Sequence]) -> frozenset[SequenceId]:
-    """Return the ids of every sequence on a lane or among ``kept``."""
-    on_lanes = [lane.sequence.sequence_id for lane in lanes if lane.sequence is not None]
-    return frozenset(on_lanes + [sequence.sequence_id for sequence in kept])
+def hits_by_id(lanes: list[Lane], kept: list[Sequence]) -> dict[SequenceId, int]:
+    """Return how often every sequence on a lane or among ``kept`` was resumed."""
+    on_lanes = [lane.sequence for lane in lanes if lane.sequence is not None]
+    return {sequence.sequence_id: sequence.num_hits for sequence in on_lanes + kept}

@@ -18,7 +18,7 @@ from kvreg_service.core.events import (
     Forked,
 )
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, SequenceId, pages_for
-from kvreg_service.core.lane import Lane, Run, alive_ids
+from kvreg_service.core.lane import Lane, Run, hits_by_id
 from kvreg_service.core.pages import PagePool
 from kvreg_service.core.registry import Registry
 from kvreg_service.core.request import Request
@@ -74,7 +74,10 @@ class Placement:
         else:
             sequence = self._new_sequence(plan.request, now_s)
         if fork is not None and plan.fork_to is not None:
-            fork.superseded_by = sequence.sequence_id
+            if plan.request.retain:
+                fork.superseded_by = sequence.sequence_id
+            else:
+                fork.last_used_s = now_s
             if self.registry.find(plan.fork_to) is None:
                 # The attached sequence has left its states behind: they are the fork's now.
                 self.registry.fork(fork, plan.fork_to, from_lane=None, from_entry=plan.fork_to)
@@ -90,6 +93,7 @@ class Placement:
             capture_at=plan.capture_at,
             promised_pages=promised_pages,
             touched_entries=_entries_written(plan),
+            has_stand_in=fork is not None and not plan.request.retain,
         )
         self._announce(plan, sequence, now_s)
         return moves + self._own_tail_page(sequence, now_s)
@@ -134,6 +138,12 @@ class Placement:
         sequence.frontier = position
         sequence.has_current = False
         self.rest(lane, now_s)
+
+    def discard(self, lane: Lane) -> None:
+        """End a run that leaves nothing behind."""
+        lane.run = None
+        self.pages.keep(self._sequence_of(lane).pages)
+        self._give_up_lane(lane)
 
     def give_up(self, lane: Lane, reason: EvictionReason) -> None:
         """End a run, if any, and forget the lane's sequence."""
@@ -333,7 +343,7 @@ class Placement:
 
     def _evict_for_pages(self, now_s: float) -> bool:
         """Give up the least valuable kept sequence; return False when there is none."""
-        alive = alive_ids(self.lanes, [sequence for _, sequence in self.registry])
+        alive = hits_by_id(self.lanes, [sequence for _, sequence in self.registry])
         kept = self.kept()
         if not kept:
             return False

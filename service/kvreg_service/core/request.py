@@ -25,6 +25,7 @@ class Request:
     boundary: int | None = None
     boundary_kind: CheckpointKind = CheckpointKind.TURN
     retain: bool = True
+    may_reuse: bool = True
     priority: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
 

@@ -28,6 +28,7 @@ from kvreg_service.core.events import (
     Failed,
     Finished,
     FinishReason,
+    ReuseFailed,
     TokenSampled,
 )
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, PageId, RequestId, pages_for
@@ -91,7 +92,7 @@ class Scheduler:
         Raises:
             InvalidRequest: an empty prompt, or fewer than one token asked for.
             ContextTooLong: no room for one answer token within the context limit.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, beyond those that idle lanes will take at once.
         """
         if request.prompt_tokens == 0:
             raise InvalidRequest("the prompt is empty", param="messages")
@@ -101,15 +102,21 @@ class Scheduler:
             )
         if request.prompt_tokens + 1 > self.limits.max_context_tokens:
             raise ContextTooLong(request.prompt_tokens, self.limits.max_context_tokens)
-        if len(self._queue) >= self.limits.queue_limit:
+        self.require_room()
+        room = self.limits.max_context_tokens - request.prompt_tokens
+        self._queue.append(replace(request, max_tokens=min(request.max_tokens, room)))
+
+    def require_room(self) -> None:
+        """Raise Overloaded when one more request could neither run nor wait."""
+        num_idle = self.limits.layout.lanes - self.num_running
+        num_waiting = len(self._queue) - num_idle
+        if num_waiting >= self.limits.queue_limit:
             raise Overloaded(
-                f"{len(self._queue)} requests are queued, and the limit is "
+                f"{num_waiting} requests wait for a lane, and the limit is "
                 f"{self.limits.queue_limit}",
                 retry_after_s=1.0,
                 queue_length=len(self._queue),
             )
-        room = self.limits.max_context_tokens - request.prompt_tokens
-        self._queue.append(replace(request, max_tokens=min(request.max_tokens, room)))
 
     def cancel(self, request_id: RequestId, now_s: float) -> list[Event]:
         """End a request wherever it is; what it computed so far is kept if it may be.
@@ -205,9 +212,17 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
             if self._queue and self._queue[0] is request:
                 self._queue.popleft()
-            self.placement.events.append(Failed(request.request_id, _contained("admission", error)))
+            self._retry_cold(request, _contained("admission", error))
             return None
         return LanePreparation(request.request_id, tuple(moves))
+
+    def _retry_cold(self, request: Request, error: KvregError) -> None:
+        """Queue a request again without reuse, at the head; the second time it fails."""
+        if request.may_reuse:
+            self._queue.appendleft(replace(request, may_reuse=False))
+            self.placement.events.append(ReuseFailed(request.request_id, error))
+        else:
+            self.placement.events.append(Failed(request.request_id, error))
 
     # One step's work.
 
@@ -299,6 +314,8 @@ class Scheduler:
         """End a run whose state is sound."""
         if run.request.retain:
             self.placement.rest(lane, now_s)
+        elif run.has_stand_in:
+            self.placement.discard(lane)
         else:
             # It captured nothing, so the checkpoint is still that of the sequence it borrowed.
             self.placement.rewind(lane, now_s)
@@ -307,7 +324,10 @@ class Scheduler:
         """End a run whose current state cannot be trusted."""
         if lane.sequence is not None and work.capture_to is not None:
             lane.sequence.checkpoint = None
-        self.placement.rewind(lane, now_s)
+        if lane.run is not None and lane.run.has_stand_in:
+            self.placement.discard(lane)
+        else:
+            self.placement.rewind(lane, now_s)
         self.placement.events.append(Failed(work.request_id, error))
 
     def _fail_preparation(self, preparation: LanePreparation, result: StepResult) -> None:
@@ -319,9 +339,7 @@ class Scheduler:
                 if self.placement.registry.find(entry) is not None:
                     self.placement.evict(entry, EvictionReason.FAILED)
             self.placement.give_up(lane, EvictionReason.FAILED)
-            self.placement.events.append(
-                Failed(preparation.request_id, result.failed[preparation.request_id])
-            )
+            self._retry_cold(run.request, result.failed[preparation.request_id])
 
     def _take_events(self) -> list[Event]:
         events = self.placement.events

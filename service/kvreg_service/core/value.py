@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,6 +113,10 @@ def build_policy(name: str, cost: CostModel) -> EvictionPolicy:
     )
 
 
+FORK_WEIGHT = 0.25
+"""Part of its value at which a fork counts while nobody knows which branch will go on."""
+
+
 @dataclass(frozen=True, order=True)
 class Rank:
     """Sort key of eviction: superseded forks first, then by value, then the older sequence."""
@@ -122,16 +127,24 @@ class Rank:
 
 
 def rank(
-    sequence: Sequence, policy: EvictionPolicy, alive: frozenset[SequenceId], now_s: float
+    sequence: Sequence, policy: EvictionPolicy, alive: Mapping[SequenceId, int], now_s: float
 ) -> Rank:
     """Return the sequence's place in the order of eviction; the smallest rank goes first.
+
+    A fork whose branch went on once may be the session, and the branch a side request that began
+    with its history; it counts at `FORK_WEIGHT`. A branch that went on twice is the session, and
+    its fork is superseded.
 
     Args:
         sequence: the kept sequence.
         policy: gives the value.
-        alive: ids of all running and kept sequences. A fork counts as superseded only while the
-            sequence that went on from it is among them.
+        alive: all running and kept sequences, with how often each was resumed. A fork is one only
+            while the sequence that went on from it is among them.
         now_s: the present.
     """
-    is_superseded = sequence.superseded_by is not None and sequence.superseded_by in alive
-    return Rank(not is_superseded, policy.value(sequence, now_s), sequence.sequence_id)
+    value = policy.value(sequence, now_s)
+    branch_hits = alive.get(sequence.superseded_by) if sequence.superseded_by else None
+    if branch_hits is None:
+        return Rank(True, value, sequence.sequence_id)
+    is_superseded = branch_hits >= sequence.num_hits + 2
+    return Rank(not is_superseded, value * FORK_WEIGHT, sequence.sequence_id)

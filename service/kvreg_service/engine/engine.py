@@ -295,6 +295,13 @@ class Engine:
                     answer = self._end(event)
                     self._remember_spelling(answer)
                     answer.finish(event)
+                case events.ReuseFailed():
+                    logger.warning(
+                        "request %s could not reuse what was kept and is computed from nothing: %s",
+                        event.request_id,
+                        event.error,
+                        exc_info=event.error.__cause__,
+                    )
                 case events.Failed():
                     logger.warning(
                         "request %s failed: %s",

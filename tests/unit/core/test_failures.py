@@ -6,7 +6,7 @@ import pytest
 
 from kvreg_service.core.admission import AdmissionPlanner
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.events import Failed, TokenSampled
+from kvreg_service.core.events import Failed, Finished, ReuseFailed, TokenSampled
 
 SESSION = list(range(200))
 
@@ -54,7 +54,7 @@ def _raise(*_args, **_options):
         (False, "pages", "fork"),
     ],
 )
-def test_an_admission_that_raises_half_way_fails_alone_and_leaves_the_pools_consistent(
+def test_an_admission_that_raises_half_way_is_computed_from_nothing_and_leaves_the_pools_consistent(
     make_core, monkeypatch, exchange, owner, name
 ):
     core = make_core(entries=2 if exchange else 3, exchange=exchange)
@@ -69,19 +69,20 @@ def test_an_admission_that_raises_half_way_fails_alone_and_leaves_the_pools_cons
         patch.setattr(owners[owner], name, _raise)
         core.submit(follow_up, boundary=202)
         _, happened = core.step()
-    (failed,) = [event for event in happened if isinstance(event, Failed)]
+    (failed,) = [event for event in happened if isinstance(event, ReuseFailed)]
     assert isinstance(failed.error.__cause__, _Broken)
-    assert not core.scheduler.has_work
+    expected = make_core().run(follow_up).answer
+    cold = core.drain()
+    assert (cold.cached, cold.answer) == (0, expected)
     for prompt in others:
         core.run([*prompt, 1, 2], boundary=150)
-    assert core.run(follow_up, boundary=202).answer == make_core().run(follow_up).answer
+    assert core.run(follow_up, boundary=202).answer == expected
 
 
-@pytest.mark.parametrize("fails_moves", [True, False])
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_failing_side_request_fails_alone(make_core, keep, fails_moves):
+def test_a_failing_side_request_fails_alone(make_core, keep):
     core = _with_session(make_core, keep_current=keep, lanes=2)
-    core.runner.fails_moves = fails_moves
+    core.runner.fails_moves = False
     running = core.submit([8] * 60, max_tokens=30)
     core.step()
     side = core.submit([9] * 60)
@@ -120,6 +121,17 @@ def test_a_chunk_that_fails_before_the_boundary_leaves_the_old_checkpoint(make_c
     assert _session_cached(core) == 200
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_failed_attach_is_a_cold_prefill_and_no_error(make_core, keep):
+    core = _with_session(make_core, keep_current=keep)
+    core.run([9] * 60)
+    follow_up = [*SESSION, 3, 4]
+    core.step(fail=[core.submit(follow_up, boundary=200)])
+    outcome = core.drain()
+    assert isinstance(outcome.terminal, Finished)
+    assert (outcome.cached, outcome.answer) == (0, make_core().run(follow_up).answer)
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_moves_that_fail_cost_only_what_they_touched(make_core, exchange):
     core = make_core(entries=3 if exchange else 4, exchange=exchange)
@@ -129,6 +141,7 @@ def test_moves_that_fail_cost_only_what_they_touched(make_core, exchange):
     # The first is attached and the last displaced; nobody touches the two others.
     request_id = core.submit([*texts[0], 5, 6], boundary=151)
     core.step(fail=[request_id])
+    core.drain()
     assert [core.run([*text, 7], max_tokens=1).cached for text in texts[1:3]] == [150, 150]
 
 
@@ -138,7 +151,9 @@ def test_a_failing_policy_fails_the_request_that_needed_it(make_core, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(type(core.rules.policy), "value", _raise)
         core.submit([8] * 60)
+        core.step()
         _, (failed,) = core.step()
+    assert isinstance(failed, Failed)
     assert isinstance(failed.error, RequestFailed)
     assert _session_cached(core) == 200
 
@@ -164,11 +179,13 @@ def test_a_failed_admission_leaves_the_queue_moving(make_core, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(AdmissionPlanner, "plan", _raise)
         core.step()
+        core.step()
     assert core.drain().admitted.request_id == second
 
 
 def test_an_error_that_kvreg_names_is_passed_on_as_it_is(make_core):
     core = make_core()
+    core.runner.fails_moves = False
     error = KvregError("named")
     _, happened = core.step(fail=[core.submit([1] * 50)], error=error)
     (failed,) = [event for event in happened if isinstance(event, Failed)]

@@ -58,12 +58,11 @@ def test_both_branches_answer_as_if_alone(make_core):
     ("options", "request_options"),
     [
         ({"entries": 1}, {"boundary": None}),
-        ({"entries": 1}, {"boundary": 203, "retain": False}),
         ({"entries": 1}, {"boundary": 200}),
         ({"entries": 1, "policy": "none"}, {"boundary": 203}),
         ({"entries": 0}, {"boundary": 203}),
     ],
-    ids=["no boundary", "not retained", "boundary is here", "policy none", "no entries"],
+    ids=["no boundary", "boundary is here", "policy none", "no entries"],
 )
 def test_nothing_is_copied_where_nothing_would_be_lost_or_kept(make_core, options, request_options):
     core = make_core(**options)

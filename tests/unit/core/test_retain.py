@@ -48,7 +48,17 @@ def test_it_reads_what_others_left(make_core):
     assert core.run([*SESSION, 7, 7, 7], retain=False).cached == 200
 
 
-def test_what_it_borrowed_can_be_resumed_at_the_checkpoint_again(make_core):
+@pytest.mark.parametrize("comes_back_from_an_entry", [True, False])
+def test_with_an_entry_what_it_borrowed_stays_whole(make_core, comes_back_from_an_entry):
+    core = make_core(entries=2)
+    answer = core.run(TURN, boundary=200).answer
+    if comes_back_from_an_entry:
+        core.run(ONE_SHOT)
+    assert core.run([*TURN, *answer[:-1], 7, 7], retain=False).cached == len(TURN) + 3
+    assert core.run([*TURN, *answer[:-1], 8, 8]).cached == len(TURN) + 3
+
+
+def test_without_an_entry_what_it_borrowed_can_be_resumed_at_the_checkpoint(make_core):
     core = _with_session(make_core)
     core.run([*SESSION, 7, 7, 7], boundary=202, retain=False)
     assert core.run([*SESSION, 5, 6], boundary=200).cached == 200

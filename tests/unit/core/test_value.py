@@ -120,7 +120,7 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are():
 
 
 def _order(*sequences, now_s=0.0):
-    alive = frozenset(sequence.sequence_id for sequence in sequences)
+    alive = {sequence.sequence_id: sequence.num_hits for sequence in sequences}
     policy = CostPolicy(COST)
     ranked = sorted(sequences, key=lambda one: rank(one, policy, alive, now_s))
     return [sequence.sequence_id for sequence in ranked]
@@ -128,7 +128,19 @@ def _order(*sequences, now_s=0.0):
 
 def test_a_superseded_fork_goes_first_however_valuable():
     fork = _kept(1, tokens=30_000, num_hits=50, superseded_by=SequenceId(2))
-    assert _order(_kept(2, tokens=100), fork) == [1, 2]
+    assert _order(_kept(2, tokens=100, num_hits=52), fork) == [1, 2]
+
+
+def test_a_fork_whose_branch_went_on_once_outlasts_a_side_request():
+    fork = _kept(1, tokens=1000, superseded_by=SequenceId(2))
+    branch, side = _kept(2, tokens=1030, num_hits=1), _kept(3, tokens=50)
+    assert _order(branch, fork, side) == [3, 1, 2]
+
+
+def test_a_fork_whose_branch_went_on_once_goes_before_a_session_of_its_size():
+    fork = _kept(1, tokens=1000, superseded_by=SequenceId(2))
+    branch, session = _kept(2, tokens=1030, num_hits=1), _kept(3, tokens=900)
+    assert _order(branch, fork, session)[0] == 1
 
 
 def test_a_fork_whose_successor_is_gone_is_ranked_by_its_value():
