@@ -98,12 +98,27 @@ def _second_turn(bench: EngineBench, session):
     return answer
 
 
-def test_failed_preparation_ends_its_own_request(make_bench, session, side, monkeypatch):
-    bench = make_bench()
+def test_failed_preparation_computes_its_request_from_nothing(
+    make_bench, session, side, monkeypatch
+):
+    bench, alone = make_bench(), make_bench()
     bench.run(bench.request(session[0]))
     Broken(monkeypatch, bench.states, "copy").is_next = _always
+    (answer,) = bench.run(bench.request(side))
+    (wanted,) = alone.run(alone.request(side))
 
-    assert "preparing" in _fails(bench, bench.request(side)).message
+    assert answer.started.reuse_path == "full_reset"
+    assert answer.tokens == wanted.tokens
+
+
+def test_failed_attach_of_a_session_answers_right(make_bench, session, expected, side, monkeypatch):
+    bench = make_bench()
+    bench.run(bench.request(session[0]), bench.request(side))
+    Broken(monkeypatch, bench.states, "swap").is_next = _always
+    answer = _second_turn(bench, session)
+
+    assert (answer.started.reuse_path, answer.started.attach) == ("full_reset", "none")
+    assert answer.tokens == expected
 
 
 def test_session_is_right_after_a_failed_preparation(
@@ -113,7 +128,7 @@ def test_session_is_right_after_a_failed_preparation(
     bench = make_bench()
     bench.run(bench.request(session[0]))
     Broken(monkeypatch, bench.states, "copy").is_next = _always
-    _fails(bench, bench.request(side))
+    bench.run(bench.request(side))
     answer = _second_turn(bench, session)
 
     assert answer.started.reuse_path == "full_reset"
@@ -129,7 +144,6 @@ def test_session_is_right_after_its_own_attach_failed(
     copies = iter(range(10))
     broken = Broken(monkeypatch, bench.states, "copy")
     broken.is_next = lambda *_: next(copies) == num_copies
-    _fails(bench, bench.request(session[1]))
 
     assert _second_turn(bench, session).tokens == expected
 
@@ -140,7 +154,7 @@ def test_other_entries_survive_a_failed_preparation(
     bench = make_bench(entries=2, eviction="none")
     bench.run(bench.request(session[0]), bench.request(token_prompt(ids(4, 80), 70)))
     Broken(monkeypatch, bench.states, "copy").is_next = _always
-    _fails(bench, bench.request(side))
+    bench.run(bench.request(side))
     answer = _second_turn(bench, session)
 
     assert (answer.started.attach, answer.started.cached_tokens) == ("registry", BOUNDARY)
@@ -230,11 +244,10 @@ def test_neighbour_of_a_failed_preparation_is_undisturbed(
     bench, alone = make_bench(lanes=2), make_bench()
     bench.run(*(bench.request(token_prompt(ids(seed, 80), 70)) for seed in (4, 5)))
     Broken(monkeypatch, bench.states, "copy").is_next = _always
-    failed, answer = _outcomes(bench, bench.request(side), bench.request(session[1]))
+    _, answer = _outcomes(bench, bench.request(side), bench.request(session[1]))
     (wanted,) = alone.run(alone.request(session[1]))
 
     bench.check_at_rest()
-    assert isinstance(failed, RequestFailed)
     assert answer.tokens == wanted.tokens
 
 
