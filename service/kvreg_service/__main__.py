@@ -5,7 +5,6 @@ Owns the order of a start and of an end. What a part does is written in the part
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 import socket
@@ -60,9 +59,11 @@ def plan(settings: Settings, weight_format: str, as_json: bool) -> tuple[str, bo
     return (report.as_json() if as_json else report.as_text()), report.plan.fits
 
 
-def demo() -> None:
-    """Play the demonstration."""
-    importlib.import_module("kvreg_service.demo").run_demo()
+def demo(group: str | None, seed: int | None, as_json: bool) -> bool:
+    """Play the demonstration; return whether every request was served as promised."""
+    from kvreg_service.demo import run_demo
+
+    return run_demo(group=group, seed=seed, as_json=as_json)
 
 
 def _serve_on(listener: socket.socket, settings: Settings) -> None:

@@ -22,17 +22,21 @@ if TYPE_CHECKING:
 
 STATUS_INVALID = 2
 STATUS_DOES_NOT_FIT = 1
+STATUS_BROKEN_PROMISE = 1
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Commands:
-    """What the commands do. ``plan`` returns its text and whether the profile fits."""
+    """What the commands do.
+
+    ``plan`` returns its text and whether the profile fits, ``demo`` whether all was as promised.
+    """
 
     serve: Callable[[Settings], None]
     plan: Callable[[Settings, str, bool], tuple[str, bool]]
-    demo: Callable[[], None]
+    demo: Callable[[str | None, int | None, bool], bool]
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,12 @@ WeightFormatOption = Annotated[
         help="Weights on cards: fp32, fp16, nvfp4-mixed, or auto, which reads the config.",
     ),
 ]
+GroupOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="One group of stories only, such as abab or G.")
+]
+SeedOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Makes the same conversations again.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -127,9 +137,13 @@ def build_cli(commands: Commands) -> typer.Typer:
         if not fits:
             raise typer.Exit(STATUS_DOES_NOT_FIT)
 
-    def demo() -> None:
-        """Play conversations with side requests in between and show what was computed again."""
-        _run(commands.demo)
+    def demo(group: GroupOption = None, seed: SeedOption = None, as_json: AsJson = False) -> None:
+        """Play conversations with side requests in between and show what was computed again.
+
+        Ends with status 1 when a request was not served as promised.
+        """
+        if not _run(lambda: commands.demo(group, seed, as_json)):
+            raise typer.Exit(STATUS_BROKEN_PROMISE)
 
     app.command()(_with_options(serve, OPTIONS))
     app.command()(_with_options(plan, PLAN_OPTIONS))

@@ -131,6 +131,7 @@ def build_report(settings: Settings, weight_format: str) -> MemoryReport:
         kv_dtype=kv_dtype,
         weight_format=chosen,
         with_mtp=settings.mtp > 0,
+        num_pages=settings.kv_pages,
     )
     plan = plan_gpu(model_shape(config), profile)
     if settings.max_context is None:

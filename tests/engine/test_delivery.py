@@ -14,10 +14,9 @@ class _CountingLoop:
         self.calls = []
         self._is_closed = is_closed
 
-    def is_closed(self) -> bool:
-        return self._is_closed
-
     def call_soon_threadsafe(self, call, *arguments) -> None:
+        if self._is_closed:
+            raise RuntimeError("Event loop is closed")
         self.calls.append((call, arguments))
 
     def run(self) -> None:

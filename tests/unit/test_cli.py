@@ -22,7 +22,8 @@ class Recorder:
 
     served: list[Settings] = field(default_factory=list)
     planned: list[tuple[Settings, str, bool]] = field(default_factory=list)
-    demos: int = 0
+    demos: list[tuple[str | None, int | None, bool]] = field(default_factory=list)
+    is_as_promised: bool = True
     fits: bool = True
     error: Exception | None = None
 
@@ -35,8 +36,9 @@ class Recorder:
         self.planned.append((settings, weight_format, as_json))
         return "the plan", self.fits
 
-    def demo(self) -> None:
-        self.demos += 1
+    def demo(self, group: str | None, seed: int | None, as_json: bool) -> bool:
+        self.demos.append((group, seed, as_json))
+        return self.is_as_promised
 
 
 @pytest.fixture
@@ -96,8 +98,13 @@ def test_plan_that_does_not_fit_ends_with_status_1(run: Run, recorder: Recorder)
 
 
 def test_demo_is_played(run: Run, recorder: Recorder) -> None:
-    assert run("demo").exit_code == 0
-    assert recorder.demos == 1
+    assert run("demo", "--group", "G1", "--seed", "7", "--json").exit_code == 0
+    assert recorder.demos == [("G1", 7, True)]
+
+
+def test_demo_that_breaks_a_promise_ends_with_status_1(run: Run, recorder: Recorder) -> None:
+    recorder.is_as_promised = False
+    assert run("demo").exit_code == 1
 
 
 def test_unknown_flag_ends_with_status_2(run: Run) -> None:

@@ -24,7 +24,7 @@ from kvreg_service.chat.spellings import SpelledAnswer, SpellingIndex, digests, 
 from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
 from kvreg_service.chat.tool_call_parser import parse_answer
-from kvreg_service.core.errors import InvalidRequest
+from kvreg_service.core.errors import ContextTooLong, InvalidRequest
 
 _Render = Callable[[Sequence[Message], bool], str]
 
@@ -64,10 +64,22 @@ class _Rendered:
 
 
 class PromptBuilder:
-    """Builds prompts for one model. Safe to share by threads."""
+    """Builds prompts for one model. Safe to share by threads.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, echo: EchoIndex) -> None:
+    With ``max_context_tokens`` a text that surely exceeds it is refused before it is encoded, which
+    for many megabytes would take minutes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        echo: EchoIndex,
+        *,
+        max_context_tokens: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._max_context_tokens = max_context_tokens
         self._template = template
         self._spellings = SpellingIndex()
         self._literals = Literals(
@@ -84,6 +96,7 @@ class PromptBuilder:
         """
         rendered = self._render_contained(conversation)
         messages, text = rendered.messages, rendered.text
+        self._refuse_hopeless(text)
         encoded = self._encoder.encode(text)
         if not encoded.token_ids:
             raise InvalidRequest("the conversation renders to an empty prompt", param="messages")
@@ -182,6 +195,12 @@ class PromptBuilder:
             )
 
         return render
+
+    def _refuse_hopeless(self, text: str) -> None:
+        limit = self._max_context_tokens
+        least = self._tokenizer.least_tokens(text)
+        if limit is not None and least >= limit:
+            raise ContextTooLong(least, limit, is_at_least=True)
 
     def _is_reasoning_open(self, text: str, is_continued: bool) -> bool:
         if not is_continued:

@@ -54,6 +54,7 @@ class Tokenizer:
         self._added_lens = {token_id: len(token.content) for token_id, token in added.items()}
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._bytes = _token_bytes(whole)
+        self._longest_token_bytes = max(map(len, self._bytes.values()), default=1) or 1
         self.special_tokens = tuple(added[i].content for i in sorted(self._special))
         self.added_tokens = tuple(added[i].content for i in sorted(added))
         self.max_added_token_characters = max(map(len, self.added_tokens), default=0)
@@ -101,7 +102,9 @@ class Tokenizer:
             text = segment
             if not segment.isascii():
                 text = _LONE_SURROGATE.sub("\ufffd", segment)
-            ids = array("i", self._plain.encode(text, add_special_tokens=False).ids)
+            # A batch lets other threads run meanwhile; a single text does not.
+            (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+            ids = array("i", encoding.ids)
             self._segments.put(segment, ids)
         return ids
 
@@ -131,6 +134,10 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """True when the token controls the dialogue and has no place in a text for a reader."""
         return token_id in self._special
+
+    def least_tokens(self, text: str) -> int:
+        """Return a lower bound of the tokens of ``text``, without encoding it."""
+        return len(text) // self._longest_token_bytes
 
     def spelled_len(self, added_id: int) -> int:
         """Number of characters that spell this added token."""

@@ -188,13 +188,18 @@ class MemoryPlan:
     def required_bytes(self) -> int:
         """The least that works: weights, workspace, states, and pages for one full context."""
         demand = self.demand
-        num_pages = demand.num_pages or pages_for(demand.max_context_tokens)
+        num_pages = max(demand.num_pages or 0, pages_for(demand.max_context_tokens))
         return demand.fixed_bytes + self.state_bytes + num_pages * demand.page_bytes
 
     @property
     def short_by_bytes(self) -> int:
-        """What is missing; 0 when it fits."""
-        return max(0, self.required_bytes - self.available_bytes)
+        """What is missing: of the memory, or of the pages that were asked for; 0 when it fits."""
+        missing_pages = max(0, pages_for(self.demand.max_context_tokens) - self.num_pages)
+        return max(
+            0,
+            self.required_bytes - self.available_bytes,
+            missing_pages * self.demand.page_bytes if self.demand.num_pages is not None else 0,
+        )
 
     @property
     def fits(self) -> bool:

@@ -47,9 +47,12 @@ class ContextTooLong(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_context_tokens: int) -> None:
+    def __init__(
+        self, prompt_tokens: int, max_context_tokens: int, *, is_at_least: bool = False
+    ) -> None:
+        count = f"at least {prompt_tokens}" if is_at_least else str(prompt_tokens)
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and needs room for at least one more, "
+            f"the prompt has {count} tokens and needs room for at least one more, "
             f"but the context limit is {max_context_tokens} tokens",
             param="messages",
             prompt_tokens=prompt_tokens,

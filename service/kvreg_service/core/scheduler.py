@@ -139,13 +139,16 @@ class Scheduler:
         return self._take_events()
 
     def drop_entry(self, entry: EntryId) -> list[Event]:
-        """Give up the sequence in an entry.
+        """Give up the sequence in an entry, at any time.
+
+        Returns:
+            The events of it; those of a plan on its way are left to `commit`.
 
         Raises:
             NotFound: there is no such entry, or it is empty.
         """
         self.placement.evict(entry, EvictionReason.REQUESTED)
-        return self._take_events()
+        return [self.placement.events.pop()]
 
     def schedule(self, now_s: float) -> StepPlan:
         """Return what to carry out next; an empty plan when there is nothing to do.

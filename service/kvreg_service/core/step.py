@@ -80,6 +80,11 @@ class StepPlan:
     work: tuple[Work, ...] = ()
 
     @property
+    def has_prefill(self) -> bool:
+        """True when it may take much longer than a decode step."""
+        return any(not work.is_decode for work in self.work)
+
+    @property
     def is_empty(self) -> bool:
         """True when there is nothing to carry out."""
         return self.preparation is None and not self.work

@@ -99,6 +99,8 @@ class Answer:
                     reuse_path=admitted.reuse_path.value,
                     attach=admitted.attach.value,
                     queue_s=admitted.queue_s,
+                    diverged_at=admitted.diverged_at,
+                    regret_tokens=admitted.regret_tokens,
                 )
             )
 

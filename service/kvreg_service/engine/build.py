@@ -133,7 +133,10 @@ def build_engine(
         options.layout.num_slots, plan.demand.slot_bytes, plan.num_pages, plan.demand.page_bytes,
         max_context_tokens,
     )  # fmt: skip
-    return engine, PromptBuilder(loaded.tokenizer, loaded.template, echo)
+    builder = PromptBuilder(
+        loaded.tokenizer, loaded.template, echo, max_context_tokens=max_context_tokens
+    )
+    return engine, builder
 
 
 def _check_reservation(plan: MemoryPlan, states: StateSlots, pages: KVPages) -> None:

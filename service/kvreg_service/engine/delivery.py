@@ -1,4 +1,4 @@
-"""The hand-over of events from the step loop's thread to the event loops that wait for them.
+"""The hand-over of events from the step loop to the event loops that wait for them.
 
 Waking an event loop is a system call that gives up the interpreter, and what the loop then does
 with an event takes the interpreter from the model. So every loop is woken at most once a step, and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 INTERVAL_S = 0.005
@@ -38,8 +39,8 @@ class Delivery(Generic[T]):
         """Hand everything over, in order, with one wake-up for each event loop."""
         self._last_flush_s = now_s
         for loop, events in self._waiting.items():
-            # It may be closed already when the server is torn down; nobody reads then.
-            if not loop.is_closed():
+            # A loop that was closed when the server was torn down refuses: nobody reads then.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_put_all, events)
         self._waiting.clear()
 

@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvreg_service.chat.echo import EchoIndex
@@ -20,7 +19,16 @@ from kvreg_service.chat.prompt import ChatPrompt
 from kvreg_service.chat.text_stream import TextStream
 from kvreg_service.chat.tokenizer import Tokenizer
 from kvreg_service.core import events
-from kvreg_service.core.errors import Draining, EngineDown, KvregError, NotFound, SessionNotFound
+from kvreg_service.core.errors import (
+    ConfigurationError,
+    Conflict,
+    Draining,
+    EngineDown,
+    InvalidRequest,
+    KvregError,
+    NotFound,
+    SessionNotFound,
+)
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import EntryId, RequestId
 from kvreg_service.core.ledger import TokenLedger
@@ -74,6 +82,7 @@ class Engine:
         self._answers: dict[RequestId, Answer] = {}
         self._delivery: Delivery[AnswerEvent] = Delivery()
         self._cancelled: list[RequestId] = []
+        self._finished: list[Answer] = []
         self._is_draining = False
         self._is_closing = False
         self._failure: BaseException | None = None
@@ -114,6 +123,18 @@ class Engine:
         finally:
             self._leave(answer)
 
+    def require_room(self) -> None:
+        """Refuse what could not be taken anyway, before anybody builds a prompt for it.
+
+        Raises:
+            Overloaded: the queue is full.
+            Draining: nothing new is taken.
+            EngineDown: the step loop has ended.
+        """
+        with self._lock:
+            self._require_service()
+            self._scheduler.require_room()
+
     def snapshot(self) -> RegistrySnapshot:
         """Return lanes, entries, pools and the effective profile as they are now."""
         parts = self._parts
@@ -131,15 +152,18 @@ class Engine:
         """Say whether another profile would fit this engine's memory.
 
         Raises:
-            ConfigurationError: the profile contradicts itself.
+            InvalidRequest: the profile contradicts itself.
         """
-        options = replace(
-            self._parts.options,
-            lanes=lanes,
-            entries=entries,
-            keep_current=keep_current,
-            max_context_tokens=self._parts.profile.max_context_tokens,
-        )
+        try:
+            options = replace(
+                self._parts.options,
+                lanes=lanes,
+                entries=entries,
+                keep_current=keep_current,
+                max_context_tokens=self._parts.profile.max_context_tokens,
+            )
+        except ConfigurationError as error:
+            raise InvalidRequest(error.message, param="entries") from error
         plan = plan_cpu(self._parts.config, options)
         return FitReport(
             fits=plan.fits,
@@ -182,6 +206,12 @@ class Engine:
 
     # From the event loop to the step loop.
 
+    def _require_service(self) -> None:
+        if self._failure is not None or not self._thread.is_alive():
+            raise EngineDown("the step loop has ended; the engine must be restarted")
+        if self._is_draining or self._is_closing:
+            raise Draining("the engine is draining and takes no new requests")
+
     def _core_request(
         self, asked: GenerationRequest, ledger: TokenLedger, arrival_s: float
     ) -> Request:
@@ -208,10 +238,12 @@ class Engine:
     def _submit(self, answer: Answer) -> None:
         request = answer.request
         with self._lock:
-            if self._failure is not None or not self._thread.is_alive():
-                raise EngineDown("the step loop has ended; the engine must be restarted")
-            if self._is_draining or self._is_closing:
-                raise Draining("the engine is draining and takes no new requests")
+            self._require_service()
+            if request.request_id in self._answers:
+                raise Conflict(
+                    f"request_id {request.request_id!r} is that of a request that still runs",
+                    request_id=request.request_id,
+                )
             self._parts.runner.begin(request)
             try:
                 self._scheduler.submit(request)
@@ -256,6 +288,11 @@ class Engine:
                 self._publish(self._scheduler.cancel(request_id, now_s))
             self._cancelled.clear()
             plan = self._scheduler.schedule(now_s)
+            if plan.has_prefill:
+                # What waits for more text must not wait for a whole chunk.
+                self._send_texts()
+        if plan.has_prefill:
+            self._delivery.flush(now_s)
         result = StepResult() if plan.is_empty else self._parts.runner.execute(plan)
         self._read_tokens(result)
         with self._lock:
@@ -263,10 +300,16 @@ class Engine:
             self._publish(happened, plan, result)
             is_due = self._delivery.is_due(time.monotonic())
             if is_due:
-                for answer in self._answers.values():
-                    answer.send_text()
+                self._send_texts()
         if is_due:
             self._delivery.flush(time.monotonic())
+        for answer in self._finished:
+            self._remember_spelling(answer)
+        self._finished.clear()
+
+    def _send_texts(self) -> None:
+        for answer in self._answers.values():
+            answer.send_text()
 
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():
@@ -293,8 +336,8 @@ class Engine:
                         answer.send_text()
                 case events.Finished():
                     answer = self._end(event)
-                    self._remember_spelling(answer)
                     answer.finish(event)
+                    self._finished.append(answer)
                 case events.ReuseFailed():
                     logger.warning(
                         "request %s could not reuse what was kept and is computed from nothing: %s",
@@ -328,9 +371,7 @@ class Engine:
         output = answer.output_ids
         if output and output[-1] in answer.request.stop_token_ids:
             output = output[:-1]
-        # An index that cannot take an answer costs a hit later, never the answer itself.
-        with suppress(ValueError):
-            self._parts.echo.record(answer.asked.prompt.token_ids, output)
+        self._parts.echo.record(answer.asked.prompt.token_ids, output)
 
 
 def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:

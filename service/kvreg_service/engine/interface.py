@@ -58,6 +58,10 @@ class Started:
     reuse_path: ReusePath
     attach: Attach
     queue_s: float
+    diverged_at: int | None = None
+    """On a full reset: the longest prefix, in tokens, that any kept sequence shares."""
+    regret_tokens: int = 0
+    """Tokens computed again only because the kept sequence's current state was dropped."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,16 @@ class EngineProtocol(Protocol):
         """
         ...
 
+    def require_room(self) -> None:
+        """Refuse, before a prompt is built, what could not be taken anyway.
+
+        Raises:
+            Overloaded: The queue is full.
+            Draining: Nothing new is taken.
+            EngineDown: The step loop has ended.
+        """
+        ...
+
     def snapshot(self) -> RegistrySnapshot:
         """Return lanes, entries, pools and the effective profile as they are now. Never waits."""
         ...
@@ -259,5 +273,8 @@ class EngineProtocol(Protocol):
         ...
 
     def close(self) -> None:
-        """End the step loop and join its thread. Requests still running fail. Idempotent."""
+        """End the step loop and join its thread, from any thread. Requests still running fail.
+
+        Idempotent.
+        """
         ...

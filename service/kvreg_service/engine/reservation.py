@@ -63,6 +63,7 @@ class GpuProfile:
     weight_format: WeightFormat
     with_mtp: bool = False
     workspace_bytes: int = GPU_WORKSPACE_BYTES
+    num_pages: int | None = None
 
 
 def plan_gpu(shape: ModelShape, profile: GpuProfile) -> MemoryPlan:
@@ -85,6 +86,7 @@ def plan_gpu(shape: ModelShape, profile: GpuProfile) -> MemoryPlan:
         weight_bytes=weights,
         workspace_bytes=profile.workspace_bytes,
         max_context_tokens=profile.max_context_tokens,
+        num_pages=profile.num_pages,
     )
     return plan_memory(demand, profile.gpu_memory_bytes)
 

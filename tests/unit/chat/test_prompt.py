@@ -16,7 +16,7 @@ from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.prompt import PromptBuilder
 from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
-from kvreg_service.core.errors import InvalidRequest
+from kvreg_service.core.errors import ContextTooLong, InvalidRequest
 
 BuilderOf = Callable[[str], PromptBuilder]
 Message = dict[str, object]
@@ -222,3 +222,14 @@ def test_the_probes_encode_only_what_the_prompt_lacks(
     tokenizer.num_characters = 0
     builder.build(Conversation([*messages, _USER]))
     assert tokenizer.num_characters < 1.01 * sum(len(m["content"]) for m in messages)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    builder = PromptBuilder(tokenizer, template, EchoIndex(tokenizer), max_context_tokens=100)
+    monkeypatch.setattr(tokenizer, "encode_segment", None)
+    with pytest.raises(ContextTooLong, match="at least") as refused:
+        builder.build(Conversation([{"role": "user", "content": "word " * 100_000}]))
+    assert refused.value.fields["max_context_tokens"] == 100

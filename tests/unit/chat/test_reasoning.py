@@ -89,3 +89,12 @@ def test_the_echo_renders_to_what_was_generated(
     history = builder.build(Conversation([user, echo, user], preserve_thinking=True))
     text = tokenizer.decode(prompt.token_ids) + generated + "<|im_end|>"
     assert tokenizer.decode(history.token_ids).startswith(text)
+
+
+def test_reasoning_lasts_from_its_beginning_to_its_end() -> None:
+    splitter = ReasoningSplitter(starts_in_reasoning=False)
+    seen = []
+    for piece in ("\n", "<think>", "\nwhy", "\n</think>", "\n\n", "so"):
+        splitter.push(piece)
+        seen.append(splitter.is_in_reasoning)
+    assert seen == [False, True, True, False, False, False]
