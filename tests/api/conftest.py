@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -85,4 +86,10 @@ def taught(loaded_model: LoadedModel, settings: Settings) -> Iterator[Taught]:
 async def taught_client(taught: Taught) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=taught.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://kvreg") as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(base_url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as client:
         yield client

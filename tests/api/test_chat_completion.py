@@ -100,7 +100,7 @@ async def test_reasoning_tokens_are_counted_apart(
 ) -> None:
     engine.scripts = [Script(steps=["I ", "think", "\n</think>\n\n", "So", "."])]
     usage = (await client.post(URL, json=body | {"enable_thinking": True})).json()["usage"]
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
 async def test_answer_cut_within_its_reasoning_has_an_empty_content(

@@ -12,6 +12,8 @@ from kvreg_service.api.chat_route import build_chat_router
 from kvreg_service.api.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
 from kvreg_service.api.errors import install_error_handlers
 from kvreg_service.api.health_route import build_health_router
+from kvreg_service.api.messages_request import CountTokensRequest, MessagesRequest
+from kvreg_service.api.messages_route import build_messages_router
 from kvreg_service.api.models_route import build_models_router
 from kvreg_service.api.openapi import install_openapi
 from kvreg_service.api.registry_route import build_registry_router
@@ -49,16 +51,17 @@ def create_app(
     app = FastAPI(
         title="kvreg",
         version="1",
-        description="OpenAI-compatible chat completions over a registry of kept sessions.",
+        description="OpenAI's chat completions and Anthropic's messages over kept sessions.",
     )
     install_error_handlers(app)
     for build_router in (
         build_chat_router,
+        build_messages_router,
         build_models_router,
         build_registry_router,
         build_admin_router,
         build_health_router,
     ):
         app.include_router(build_router(context))
-    install_openapi(app, bodies=(ChatRequest, FitRequest))
+    install_openapi(app, bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest))
     return app

@@ -49,7 +49,6 @@ class ChatAnswer:
     ) -> None:
         self._splitter = ReasoningSplitter(starts_in_reasoning)
         self._parser = ToolCallParser(tools) if tools else None
-        self._is_in_reasoning = starts_in_reasoning
         self._spelling: list[str] = []
         self.pieces: list[Piece] = []
         self.calls: list[CallPiece] = []
@@ -66,7 +65,7 @@ class ChatAnswer:
                 return []
             case TextDelta():
                 self.completion_tokens += event.num_tokens
-                if self._is_in_reasoning:
+                if self._splitter.is_in_reasoning:
                     self.reasoning_tokens += event.num_tokens
                 return self._take(self._splitter.push(event.text))
             case Finished():
@@ -78,7 +77,6 @@ class ChatAnswer:
     def _take(self, texts: list[tuple[Kind, str]]) -> list[Piece]:
         pieces: list[Piece] = []
         for kind, text in texts:
-            self._is_in_reasoning = kind == "reasoning"
             if kind == "reasoning":
                 pieces.append(TextPiece(kind, text))
                 self.pieces.append(pieces[-1])

@@ -34,7 +34,7 @@ IGNORED_FIELDS = (
     "user",
     "verbosity",
 )
-_MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 16
 
 
 class StreamOptions(RequestBody):
@@ -56,7 +56,7 @@ def _kind_of_stop(value: object) -> str:
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("<one>")]
-    | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS), Tag("<many>")],
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<many>")],
     Discriminator(_kind_of_stop),
 ]
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece
 from kvreg_service.api.errors import body_of
-from kvreg_service.api.event_stream import DONE, KEEP_ALIVE, sse_data, sse_error
+from kvreg_service.api.event_stream import DONE, KEEP_ALIVE, sse_data, sse_event
 from kvreg_service.engine.interface import Attach, ReusePath
 
 
@@ -226,7 +226,7 @@ class ChatFormat:
 
     def failure(self, error: Exception) -> bytes:
         """The event that ends a stream which failed."""
-        return sse_error(body_of(error))
+        return sse_event("error", body_of(error))
 
     def _chunk(
         self, delta: dict[str, Any] | None, *, finish_reason: str | None = None, **numbers: Any

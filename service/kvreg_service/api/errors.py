@@ -1,7 +1,8 @@
-"""The one table from kvreg's errors to HTTP: status, OpenAI body, headers.
+"""The one table from kvreg's errors to HTTP: status, body, headers.
 
 Owns how every failure looks to a client, also those of the framework (unknown routes, wrong
-methods, our own bugs). It decides nothing about when something fails.
+methods, our own bugs): OpenAI's body everywhere, and Anthropic's on the routes of its API, with
+the same statuses. It decides nothing about when something fails.
 """
 
 from __future__ import annotations
@@ -67,6 +68,16 @@ ERROR_TABLE: Mapping[type[errors.KvregError], ErrorShape] = {
     errors.InvariantBroken: ErrorShape(500, _SERVER),
 }
 
+MESSAGES_PATH = "/v1/messages"
+# Anthropic's names by status; any other is its name for the client's fault or for the server's.
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
 # Statuses that promise a client that trying again makes sense.
 _RETRY_STATUSES = (429, 503)
 _DEFAULT_RETRY_AFTER_S = 1.0
@@ -84,24 +95,42 @@ def error_body(message: str, *, kind: str, code: str, param: str | None = None) 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def messages_error_body(
+    message: str, *, status: int, code: str, param: str | None = None
+) -> dict[str, Any]:
+    """Build Anthropic's error body. Its clients read the stable code among the details."""
+    default = _INVALID if status < 500 else "api_error"
+    kind = _MESSAGES_TYPES.get(status, default)
+    details = {"error_code": code, "param": param}
+    return {"type": "error", "error": {"type": kind, "message": message, "details": details}}
+
+
 def body_of(error: Exception) -> dict[str, Any]:
-    """Build the body of any failure; a bug shows its name and nothing of its inside."""
+    """Build OpenAI's body of any failure; a bug shows its name and nothing of its inside."""
+    message, shape, code, param = _described(error)
+    return error_body(message, kind=shape.type, code=code, param=param)
+
+
+def messages_body_of(error: Exception) -> dict[str, Any]:
+    """Build Anthropic's body of any failure; a bug shows its name and nothing of its inside."""
+    message, shape, code, param = _described(error)
+    return messages_error_body(message, status=shape.status, code=code, param=param)
+
+
+def _described(error: Exception) -> tuple[str, ErrorShape, str, str | None]:
+    """The message, the row, the code and the field of any failure."""
     if isinstance(error, errors.KvregError):
         param = error.fields.get("param")
-        return error_body(
-            error.message,
-            kind=shape_of(error).type,
-            code=error.code,
-            param=None if param is None else str(param),
-        )
-    return error_body(
-        f"the server failed on this request ({type(error).__name__}); the log says more",
-        kind=_SERVER,
-        code="internal_error",
-    )
+        return error.message, shape_of(error), error.code, None if param is None else str(param)
+    message = f"the server failed on this request ({type(error).__name__}); the log says more"
+    return message, ErrorShape(500, _SERVER), "internal_error", None
 
 
-def response_to(error: errors.KvregError) -> JSONResponse:
+def _has_messages_body(request: Request) -> bool:
+    return request.url.path.startswith(MESSAGES_PATH)
+
+
+def response_to(error: errors.KvregError, request: Request) -> JSONResponse:
     """Build the whole response, with Retry-After where trying again makes sense."""
     shape = shape_of(error)
     headers = {}
@@ -110,11 +139,15 @@ def response_to(error: errors.KvregError) -> JSONResponse:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     if shape.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body_of(error), status_code=shape.status, headers=headers)
+    return JSONResponse(_body_for(request, error), status_code=shape.status, headers=headers)
+
+
+def _body_for(request: Request, error: Exception) -> dict[str, Any]:
+    return messages_body_of(error) if _has_messages_body(request) else body_of(error)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every failure of the application OpenAI's body."""
+    """Give every failure of the application the body of its API."""
     app.add_exception_handler(errors.KvregError, _on_kvreg_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -122,25 +155,28 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-async def _on_kvreg_error(_request: Request, error: Exception) -> Response:
+async def _on_kvreg_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.KvregError)
     if shape_of(error).status == 500:
         _logger.error("a request failed", exc_info=error, extra={"fields": {"code": error.code}})
-    return response_to(error)
+    return response_to(error, request)
 
 
-async def _on_invalid_parameter(_request: Request, error: Exception) -> Response:
+async def _on_invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    return response_to(errors.UnprocessableBody(f"{name}: {first['msg']}", param=name))
+    return response_to(errors.UnprocessableBody(f"{name}: {first['msg']}", param=name), request)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     code = _HTTP_CODES.get(error.status_code, "http_error")
-    body = error_body(message, kind=_INVALID, code=code)
+    if _has_messages_body(request):
+        body = messages_error_body(message, status=error.status_code, code=code)
+    else:
+        body = error_body(message, kind=_INVALID, code=code)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
@@ -148,5 +184,5 @@ async def _on_client_gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _on_bug(_request: Request, error: Exception) -> Response:
-    return JSONResponse(body_of(error), status_code=500)
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return JSONResponse(_body_for(request, error), status_code=500)

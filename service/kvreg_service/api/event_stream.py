@@ -25,9 +25,9 @@ def sse_data(body: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
-def sse_error(body: dict[str, Any]) -> bytes:
-    """Encode the event that ends a stream which has already begun and then failed."""
-    return b"event: error\n" + sse_data(body)
+def sse_event(name: str, body: dict[str, Any]) -> bytes:
+    """Encode an event with a name."""
+    return f"event: {name}\n".encode() + sse_data(body)
 
 
 class EventStreamResponse(Response):

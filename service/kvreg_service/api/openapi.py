@@ -5,13 +5,14 @@ Owns what the framework cannot know: it neither parses the bodies nor writes the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from kvreg_service.api.errors import MESSAGES_PATH
 from kvreg_service.api.request_body import RequestBody
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -30,6 +31,28 @@ class ErrorBody(BaseModel):
     """The body of every response that is not a success."""
 
     error: ErrorDetail
+
+
+class MessagesErrorDetails(BaseModel):
+    """What a machine may want to read. ``error_code`` is stable; ``param`` names the field."""
+
+    error_code: str
+    param: str | None
+
+
+class MessagesErrorDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+    details: MessagesErrorDetails
+
+
+class MessagesErrorBody(BaseModel):
+    """The same on the routes of the Messages API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
 
 
 def body_schema(model: type[RequestBody]) -> dict[str, Any]:
@@ -58,7 +81,7 @@ def install_openapi(app: FastAPI, *, bodies: tuple[type[RequestBody], ...]) -> N
 
 
 def _add_models(document: dict[str, Any], bodies: tuple[type[RequestBody], ...]) -> None:
-    inputs = [(model, "validation") for model in (*bodies, ErrorBody)]
+    inputs = [(model, "validation") for model in (*bodies, ErrorBody, MessagesErrorBody)]
     _, definitions = models_json_schema(
         inputs,  # type: ignore[arg-type]
         ref_template=_REF_TEMPLATE,
@@ -70,9 +93,10 @@ def _add_models(document: dict[str, Any], bodies: tuple[type[RequestBody], ...])
 
 
 def _describe_errors(document: dict[str, Any]) -> None:
-    content = {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model="ErrorBody")}}}
-    error = {"description": "Any failure", "content": content}
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
+        model = MessagesErrorBody if path.startswith(MESSAGES_PATH) else ErrorBody
+        schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
+        error = {"description": "Any failure", "content": {"application/json": {"schema": schema}}}
         for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = error

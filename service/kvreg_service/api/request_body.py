@@ -35,6 +35,7 @@ _VALUE_ERRORS = frozenset(
 )
 _MAX_REPORTED = 5
 _MAX_SHOWN_CHARACTERS = 60
+_CONVERSATION = ("messages", "system")
 # Pydantic puts the tag of a union's member into a location; ours look like <this>.
 _TAG_MARK = "<"
 
@@ -109,7 +110,7 @@ def _describe_one(item: ErrorDetails) -> str:
     shown = ""
     # Text of a conversation never appears in an error: only short scalars of other fields do.
     if isinstance(item["input"], bool | int | float) or (
-        isinstance(item["input"], str) and not name.startswith("messages") and name
+        isinstance(item["input"], str) and not name.startswith(_CONVERSATION) and name
     ):
         shown = f" (got {str(item['input'])[:_MAX_SHOWN_CHARACTERS]})"
     return (f"{name}: " if name else "") + item["msg"] + shown

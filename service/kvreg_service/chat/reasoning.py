@@ -40,6 +40,11 @@ class ReasoningSplitter:
         self._held = ""
         self._num_newlines_to_drop = _MAX_NEWLINES_AFTER_CLOSE
 
+    @property
+    def is_in_reasoning(self) -> bool:
+        """True while what comes next is reasoning, or the end of it."""
+        return self._place in (_Place.REASONING_START, _Place.REASONING)
+
     def push(self, text: str) -> list[tuple[Kind, str]]:
         """Take the next piece of the answer; what is certain comes back, in order."""
         self._held += text

@@ -1,0 +1,185 @@
+"""The bodies of ``POST /v1/messages`` and its ``count_tokens``: every field, with its limits.
+
+Owns which fields are used, ignored or refused. ``IGNORED_FIELDS`` names those of Anthropic that
+have no effect here; any other unknown field is ignored as well. What cannot be done is refused
+with the field, its value and what is supported, never silently done otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from kvreg_service.api.asked_answer import AskedAnswer
+from kvreg_service.api.chat_request import MAX_STOP_STRINGS, StopString
+from kvreg_service.api.extension_fields import ExtensionFields
+from kvreg_service.api.message_blocks import BlockContent, Message, ToolUseBlock, chat_messages
+from kvreg_service.api.request_body import RequestBody, unsupported
+from kvreg_service.api.sampling_fields import SamplingFields
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.core.sampling_params import SamplingParams
+
+# Accepted from any client and without effect. Marks for the cache are among them: everything is
+# kept that can be.
+IGNORED_FIELDS = (
+    "cache_control",
+    "container",
+    "context_management",
+    "diagnostics",
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+)
+# What each kind of thinking asks of the template; None leaves it the template's own choice.
+_THINKING = {"enabled": True, "disabled": False, "adaptive": None}
+
+
+class Tool(RequestBody):
+    """A tool that the client runs, or one of Anthropic's own, which are refused."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoice(RequestBody):
+    """Whether tools may be called: ``auto`` or ``none``."""
+
+    type: str
+
+
+class Thinking(RequestBody):
+    """Whether the model thinks before it answers. A budget has no effect."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputConfig(RequestBody):
+    """The effort is passed to the template; a format is refused."""
+
+    effort: str | None = None
+    format: Any = None
+
+
+class CountTokensRequest(ExtensionFields):
+    """A conversation of which only the length is asked for."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    system: BlockContent | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    # Known only to be refused when they ask for what is not served.
+    mcp_servers: list[Any] | None = None
+    output_format: Any = None
+
+    @field_validator("tools")
+    @classmethod
+    def _custom_only(cls, value: list[Tool] | None) -> list[Tool] | None:
+        for number, tool in enumerate(value or []):
+            if tool.type not in (None, "custom"):
+                raise unsupported(
+                    "tool {number} is of type '{type}'; only tools of the client's own are served",
+                    number=number,
+                    type=tool.type[:60],
+                )
+            if tool.input_schema is None:
+                raise unsupported("tool {number} has no input_schema", number=number)
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _free_choice(cls, value: ToolChoice | None) -> ToolChoice | None:
+        if value is not None and value.type not in ("auto", "none"):
+            raise unsupported(
+                "a forced tool call ('{type}') is not served; 'auto' and 'none' are",
+                type=value.type[:60],
+            )
+        return value
+
+    @field_validator("thinking")
+    @classmethod
+    def _known_thinking(cls, value: Thinking | None) -> Thinking | None:
+        if value is not None and value.type not in _THINKING:
+            raise unsupported(
+                "thinking of type '{type}' is not served; {served} are",
+                type=value.type[:60],
+                served=", ".join(f"'{name}'" for name in _THINKING),
+            )
+        return value
+
+    @field_validator("output_config")
+    @classmethod
+    def _text_only(cls, value: OutputConfig | None) -> OutputConfig | None:
+        if value is not None and value.format is not None:
+            raise unsupported("output_config.format is not served; leave it out")
+        return value
+
+    @field_validator("mcp_servers", "output_format")
+    @classmethod
+    def _not_served(cls, value: object) -> object:
+        if value:
+            raise unsupported("this is not served; leave it out")
+        return value
+
+    def conversation(self) -> Conversation:
+        """Build what the prompt is made of. An assistant's text at the end is gone on with.
+
+        Raises:
+            InvalidRequest: A block is of a kind that is not served in its place.
+        """
+        effort = self.output_config.effort if self.output_config is not None else None
+        last = self.messages[-1]
+        has_calls = not isinstance(last.content, str) and any(
+            isinstance(block, ToolUseBlock) for block in last.content
+        )
+        return self.converse(
+            chat_messages(self.system, self.messages),
+            [_as_function(tool) for tool in self.tools or []],
+            effort=effort,
+            default_thinking=_THINKING[self.thinking.type] if self.thinking is not None else None,
+            continue_final_message=last.role == "assistant" and not has_calls,
+        )
+
+
+class MessagesRequest(CountTokensRequest, SamplingFields):
+    """A request for the next message. A field that is null counts as missing."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[StopString] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
+    stream: bool | None = None
+
+    def asked(self, defaults: SamplingParams) -> AskedAnswer:
+        """Build what is asked for, with the model's ``defaults`` where nothing is chosen.
+
+        Raises:
+            InvalidRequest: A block is of a kind that is not served in its place.
+        """
+        return AskedAnswer(
+            conversation=self.conversation(),
+            sampling=self.sampling(defaults),
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop_sequences or ()),
+            retain=self.retains,
+            priority=self.priority or 0,
+            ttl_s=self.cache_ttl_s,
+            parses_tool_calls=self.tool_choice is None or self.tool_choice.type != "none",
+            is_streamed=bool(self.stream),
+        )
+
+
+def _as_function(tool: Tool) -> dict[str, Any]:
+    """The tool as a chat names it, its keys in the order in which clients of chats write them."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}

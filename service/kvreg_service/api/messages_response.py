@@ -1,0 +1,217 @@
+"""The bodies that the Messages API answers with, whole or as events.
+
+Owns the documented shapes and how an answer becomes one of them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece, TextPiece
+from kvreg_service.api.chat_response import KvregUsage, ResponseTimings, reuse_of
+from kvreg_service.api.errors import messages_body_of
+from kvreg_service.api.event_stream import sse_event
+
+# Clients send it back unread, and some drop reasoning that has none. Nothing is signed here.
+_SIGNATURE = "kvreg"
+
+
+class AnsweredBlock(BaseModel):
+    """A block of the answer; which fields it has depends on its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class OutputTokensDetails(BaseModel):
+    """How much of the answer was reasoning."""
+
+    thinking_tokens: int
+
+
+class MessagesUsage(BaseModel):
+    """The tokens of one request. ``input_tokens`` and the cached ones add up to the prompt."""
+
+    input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    kvreg: KvregUsage
+
+
+class AnsweredMessage(BaseModel):
+    """A whole answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnsweredBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessagesUsage
+    timings: ResponseTimings
+
+
+class TokenCount(BaseModel):
+    """The length of a prompt."""
+
+    input_tokens: int
+
+
+class MessagesFormat:
+    """Writes one answer as a message. Implements `AnswerFormat`.
+
+    Owns which block of a stream is open.
+    """
+
+    keep_alive = sse_event("ping", {"type": "ping"})
+
+    def __init__(self, model: str) -> None:
+        self.request_id = f"msg_{uuid.uuid4().hex}"
+        self._model = model
+        self._open: str | None = None
+        self._num_blocks = 0
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names the request twice: as kvreg does it, and as clients of this API look for it."""
+        return {"X-Request-Id": self.request_id, "request-id": self.request_id}
+
+    def whole(self, answer: ChatAnswer) -> dict[str, Any]:
+        """Build the body of a response that is not streamed."""
+        blocks: list[dict[str, Any]] = []
+        for piece in answer.pieces:
+            if isinstance(piece, CallPiece):
+                blocks.append({**_empty_block(piece), "input": dict(piece.call.arguments)})
+                continue
+            kind = _type_of(piece)
+            if not blocks or blocks[-1]["type"] != kind:
+                blocks.append(_empty_block(piece))
+                if kind == "thinking":
+                    blocks[-1]["signature"] = _SIGNATURE
+            blocks[-1][kind] += piece.text
+        return {
+            **self._message(answer),
+            "content": blocks,
+            **_stop_of(answer),
+            "timings": answer.timings(),
+        }
+
+    def opening(self, answer: ChatAnswer) -> Iterator[bytes]:
+        """The message without its content, and a first ping, as clients know it."""
+        yield sse_event(
+            "message_start", {"type": "message_start", "message": self._message(answer)}
+        )
+        yield self.keep_alive
+
+    def more(self, piece: Piece) -> Iterator[bytes]:
+        """A delta, with the beginnings and ends of blocks where the kind changes."""
+        kind = _type_of(piece)
+        if self._open != kind:
+            yield from self._close()
+            yield self._block_event("start", {"content_block": _empty_block(piece)})
+            self._open = kind
+        if isinstance(piece, CallPiece):
+            for text in piece.call.argument_pieces():
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
+            # It is complete: its client need not wait for what follows to run it.
+            yield from self._close()
+        else:
+            yield self._delta({"type": f"{kind}_delta", kind: piece.text})
+
+    def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
+        """The end of the last block, the reason and the final numbers, and the end."""
+        yield from self._close()
+        end = {
+            "type": "message_delta",
+            "delta": _stop_of(answer),
+            "usage": _usage_of(answer),
+            "timings": answer.timings(),
+        }
+        yield sse_event("message_delta", end)
+        yield sse_event("message_stop", {"type": "message_stop"})
+
+    def failure(self, error: Exception) -> bytes:
+        """The event that ends a stream which failed."""
+        return sse_event("error", messages_body_of(error))
+
+    def _message(self, answer: ChatAnswer) -> dict[str, Any]:
+        return {
+            "id": self.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage_of(answer),
+        }
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open is None:
+            return
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        yield self._block_event("stop", {})
+        self._open = None
+        self._num_blocks += 1
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return self._block_event("delta", {"delta": delta})
+
+    def _block_event(self, what: str, fields: dict[str, Any]) -> bytes:
+        name = f"content_block_{what}"
+        return sse_event(name, {"type": name, "index": self._num_blocks, **fields})
+
+
+def _type_of(piece: Piece) -> str:
+    if isinstance(piece, TextPiece):
+        return "text" if piece.kind == "content" else "thinking"
+    return "tool_use"
+
+
+def _empty_block(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, CallPiece):
+        call_id = f"toolu_{piece.call_id}"
+        return {"type": "tool_use", "id": call_id, "name": piece.call.name, "input": {}}
+    if piece.kind == "content":
+        return {"type": "text", "text": ""}
+    return {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _stop_of(answer: ChatAnswer) -> dict[str, str | None]:
+    finished = answer.finished
+    assert finished is not None, "the reason is asked for after the last event only"
+    reason, stop_string = "end_turn", None
+    if finished.finish_reason == "length":
+        reason = "max_tokens"
+    elif finished.stop_string is not None:
+        reason, stop_string = "stop_sequence", finished.stop_string
+    elif answer.calls:
+        reason = "tool_use"
+    return {"stop_reason": reason, "stop_sequence": stop_string}
+
+
+def _usage_of(answer: ChatAnswer) -> dict[str, Any]:
+    """Count as this API does: what was cached is no part of ``input_tokens``."""
+    started = answer.started
+    assert started is not None, "usage is asked for after the first event only"
+    return {
+        "input_tokens": started.computed_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": started.cached_tokens,
+        "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
+        "kvreg": reuse_of(answer),
+    }

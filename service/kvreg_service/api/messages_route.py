@@ -1,0 +1,53 @@
+"""``POST /v1/messages``, and ``POST /v1/messages/count_tokens``, which creates nothing."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from kvreg_service.api.answer_response import respond
+from kvreg_service.api.context import ApiContext
+from kvreg_service.api.messages_request import IGNORED_FIELDS, CountTokensRequest, MessagesRequest
+from kvreg_service.api.messages_response import AnsweredMessage, MessagesFormat, TokenCount
+from kvreg_service.api.openapi import body_schema
+from kvreg_service.api.request_body import read_body
+
+_DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
+
+`usage.input_tokens` are those that were computed; with `cache_read_input_tokens` they add up to
+the prompt. The last event but one of a stream carries the final `usage` and `timings`.
+
+A conversation that ends with text of an assistant is gone on with.
+
+Accepted without effect: {", ".join(f"`{name}`" for name in IGNORED_FIELDS)}, `cache_control` of
+blocks and tools, `is_error` of results, signatures, and any field that is not listed."""
+
+
+def build_messages_router(context: ApiContext) -> APIRouter:
+    """Build the routes."""
+    router = APIRouter(prefix="/v1/messages", tags=["messages"])
+
+    @router.post(
+        "",
+        summary="Create a message",
+        description=_DESCRIPTION,
+        openapi_extra=body_schema(MessagesRequest),
+        responses={200: {"model": AnsweredMessage, "content": {"text/event-stream": {}}}},
+    )
+    async def create_message(request: Request) -> Response:
+        body = await read_body(request, MessagesRequest, max_bytes=context.max_body_bytes)
+        context.require_model(body.model)
+        asked = body.asked(context.sampling_defaults)
+        return await respond(request, context, asked, MessagesFormat(context.model_id))
+
+    @router.post(
+        "/count_tokens",
+        summary="Count the tokens of a prompt",
+        openapi_extra=body_schema(CountTokensRequest),
+    )
+    async def count_tokens(request: Request) -> TokenCount:
+        body = await read_body(request, CountTokensRequest, max_bytes=context.max_body_bytes)
+        context.require_model(body.model)
+        return TokenCount(input_tokens=await context.count_tokens(body.conversation()))
+
+    return router
