@@ -19,7 +19,8 @@ from kvreg_service.testing import running_server
 
 pytest.register_assert_rewrite("tests.cases.server", "tests.cases.session")
 
-from tests.cases.profiles import Profile  # noqa: E402 - after the line above
+from tests.cases.clock import Clock  # noqa: E402 - after the line above
+from tests.cases.profiles import Profile  # noqa: E402
 from tests.cases.server import (  # noqa: E402
     CONTEXT_TOKENS,
     MODEL,
@@ -43,6 +44,15 @@ def clients() -> Iterator[Clients]:
         httpx.Client(timeout=_TIMEOUT_S) as http,
     ):
         yield Clients(official, http)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of every engine in this test."""
+    clock = Clock()
+    for module in ("engine", "answer"):
+        monkeypatch.setattr(f"kvreg_service.engine.{module}.time", clock)
+    return clock
 
 
 @pytest.fixture

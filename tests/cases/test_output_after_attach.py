@@ -1,4 +1,4 @@
-"""Cases 46 and 48, and the bytes of an answer: what was kept elsewhere must not show in any output.
+"""Cases 15, 46 and 48, and the bytes of an answer: no output shows what was kept elsewhere.
 
 The attention layers of the bundled model carry its facts, so that a greedy answer hides a wrong
 recurrent state. These tests draw long answers from a hot distribution with a fixed seed: each token
@@ -90,6 +90,37 @@ def test_answer_to_an_assistant_tail_after_attach_is_byte_identical(
     assert attached.text.encode() == alone.text.encode()
 
 
+BRANCHES = ("Tell me a short story about Nora in Lisbon.", "Hello!")
+
+
+def _continue_branch(serve: Serve, profile: Profile, continued: str, *others: str) -> Reply:
+    """Branches behind the first turn, in the order of BRANCHES, and one more turn on one."""
+    server = serve(profile)
+    session = Session(server, 15)
+    session.begin()
+    history: list[Message] = []
+    for text in BRANCHES:
+        if text in (continued, *others):
+            messages = session.messages_with(text)
+            reply = server.ask(messages)
+            if text == continued:
+                history = [*messages, reply.echo]
+    return server.ask([*history, {"role": "user", "content": ASKED}], **_drawn(server))
+
+
+@with_registry
+@pytest.mark.parametrize(
+    ("continued", "other"), [BRANCHES, BRANCHES[::-1]], ids=["original", "branch"]
+)
+def test_case_15_branch_leaves_no_trace_in_the_other(
+    serve: Serve, profile: Profile, continued: str, other: str
+) -> None:
+    beside = _continue_branch(serve, profile, continued, other)
+    alone = _continue_branch(serve, profile, continued)
+    assert beside.cached == alone.cached > 0
+    assert beside.text.encode() == alone.text.encode()
+
+
 STYLED: list[Message] = [
     {"role": "system", "content": "你是一个乐于助人的助手。"},
     {"role": "user", "content": "我的柜子密码是4921。我的猫叫小花。"},
@@ -116,6 +147,13 @@ def test_case_46_newcomer_on_a_used_lane_is_answered_as_on_a_fresh_server(
 
 CANARY = "4921"
 THOUGHT = f"The user asks what is my locker code. Earlier I was told: your locker code is {CANARY}."
+THANKS: list[Message] = [
+    {"role": "user", "content": "Thanks!"},
+    {
+        "role": "assistant",
+        "content": "You are welcome! Is there anything else I can do for you?",
+    },
+]
 ORIGINS = {True: "in-prompt", False: "continued"}
 HELLO: list[Message] = [
     {"role": "system", "content": "Ticket 48. You are a helpful assistant. Keep answers short."},
@@ -146,7 +184,9 @@ def _ask_after_a_thought(
         history = [*HELLO, echo]
     assert CANARY not in first.text
     server.ask_side()
-    return server.ask([*history, {"role": "user", "content": ASKED}], **options)
+    # Longer than all of A1: a shorter prompt could never be taken for its continuation.
+    history += [*THANKS, *THANKS, {"role": "user", "content": ASKED}]
+    return server.ask(history, **options)
 
 
 @pytest.mark.parametrize(
