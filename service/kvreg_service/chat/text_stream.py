@@ -41,6 +41,10 @@ class TextStream:
             return TextStep("", self.stopped_by is not None)
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
+    def spelling(self, token_id: int) -> bytes:
+        """The bytes of a token, also of one that has no text in an answer."""
+        return self._tokenizer.token_bytes(token_id)
+
     def flush(self) -> str:
         """Take the end of the answer: the text held back. A broken character becomes U+FFFD."""
         if self.stopped_by is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.ids import LaneId, PageId, RequestId, SequenceId, SlotId
 from kvreg_service.core.pages import PageCopy
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.sampling_params import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,15 @@ class StepPlan:
 class StepResult:
     """What the runner reports: a planned request is in ``sampled``, in ``failed`` or in neither.
 
-    ``stopped`` names requests whose sampled token completed a stop string. ``is_prepared`` says
+    ``logprobs`` has the sampled tokens of requests that asked for them. ``stopped`` names requests
+    whose sampled token completed a stop string. ``is_prepared`` says
     that every move of the preparation was carried out, so that a failure of its request is one of
     its work; without it the moves count as failed as well. ``prepare_s`` is how long they took, in
     seconds.
     """
 
     sampled: dict[RequestId, int] = field(default_factory=dict)
+    logprobs: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
     stopped: set[RequestId] = field(default_factory=set)
     failed: dict[RequestId, KvregError] = field(default_factory=dict)
     is_prepared: bool = False

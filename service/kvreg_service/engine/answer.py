@@ -14,14 +14,17 @@ from kvreg_service.chat.text_stream import TextStream
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.request import Request
+from kvreg_service.core.sampling_params import TokenLogprobs
 from kvreg_service.engine.delivery import Delivery
 from kvreg_service.engine.interface import (
     Finished,
     GenerationEvent,
     GenerationRequest,
+    SpelledToken,
     Started,
     TextDelta,
     Timings,
+    TokenReport,
 )
 
 AnswerEvent = GenerationEvent | KvregError
@@ -47,6 +50,7 @@ class Answer:
         self._text = text
         self._pending_text = ""
         self._num_pending_tokens = 0
+        self._pending_reports: list[TokenReport] = []
         self._delivery = delivery
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[AnswerEvent] = asyncio.Queue()
@@ -76,11 +80,13 @@ class Answer:
         self._admitted_s = self.request.arrival_s + event.queue_s
         self._attach_s = attach_s
 
-    def read_token(self, token: int) -> bool:
+    def read_token(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Decode a sampled token before it is committed; return whether a stop string ended it."""
         self.output_ids.append(token)
         if token in self.request.stop_token_ids:
             return False
+        if logprobs is not None:
+            self._pending_reports.append(self._report(logprobs))
         step = self._text.push(token)
         self._pending_text += step.text
         return step.is_stopped
@@ -107,9 +113,11 @@ class Answer:
     def send_text(self) -> None:
         """Tell the reader of all tokens since the last time."""
         if self._num_pending_tokens or self._pending_text:
-            self._send(TextDelta(self._pending_text, self._num_pending_tokens))
+            reports = tuple(self._pending_reports)
+            self._send(TextDelta(self._pending_text, self._num_pending_tokens, reports))
             self._pending_text = ""
             self._num_pending_tokens = 0
+            self._pending_reports.clear()
 
     def finish(self, event: events.Finished) -> None:
         """Tell the reader that the answer is complete."""
@@ -134,6 +142,13 @@ class Answer:
     def end_silently(self) -> None:
         """Note that the reader has left."""
         self.has_ended = True
+
+    def _report(self, logprobs: TokenLogprobs) -> TokenReport:
+        spell = self._text.spelling
+        return TokenReport(
+            SpelledToken(spell(logprobs.token_id), logprobs.logprob),
+            tuple(SpelledToken(spell(token), logprob) for token, logprob in logprobs.top),
+        )
 
     def _timings(self) -> Timings:
         arrival_s = self.request.arrival_s

@@ -314,7 +314,7 @@ class Engine:
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():
             answer = self._answers.get(request_id)
-            if answer is not None and answer.read_token(token):
+            if answer is not None and answer.read_token(token, result.logprobs.get(request_id)):
                 result.stopped.add(request_id)
 
     def _publish(

@@ -65,11 +65,32 @@ class Started:
 
 
 @dataclass(frozen=True)
+class SpelledToken:
+    """A token as its bytes, and the natural logarithm of its probability."""
+
+    spelling: bytes
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenReport:
+    """What the model thought of one token of the answer, and of the most likely ones in order."""
+
+    chosen: SpelledToken
+    top: tuple[SpelledToken, ...]
+
+
+@dataclass(frozen=True)
 class TextDelta:
-    """More text, and how many tokens were sampled for it; either may be empty or zero."""
+    """More text, and how many tokens were sampled for it; either may be empty or zero.
+
+    ``reports`` has one for each of these tokens, but for the one that ends the answer, when the
+    request asks for them.
+    """
 
     text: str
     num_tokens: int
+    reports: tuple[TokenReport, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kvreg_service.core.request import Request
 from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.hybrid import HybridModel
-from kvreg_service.model.sampling import Sampler, sample_batch
+from kvreg_service.model.sampling import Sampler, sample_batch, token_logprobs
 
 
 class Runner(Protocol):
@@ -118,18 +118,19 @@ class ModelRunner:
                 self._pages,
             )
             samplers = [self._samplers[one.request_id] for one in work]
-            if all(sampler.is_argmax for sampler in samplers):
-                tokens = sample_batch(samplers, logits)
-                result.sampled.update(
-                    (one.request_id, token) for one, token in zip(work, tokens, strict=True)
-                )
-                return
+            is_argmax = all(sampler.is_argmax for sampler in samplers)
+            tokens = sample_batch(samplers, logits) if is_argmax else None
         except Exception as error:  # noqa: BLE001 - contained to the requests of this batch
             for one in work:
                 result.failed[one.request_id] = _contained("decoding", error)
             return
-        for one, row in zip(work, logits, strict=True):
-            self._sample(one, row, result)
+        for i, one in enumerate(work):
+            if tokens is None:
+                self._sample(one, logits[i], result)
+            elif samplers[i].num_logprobs is None:
+                result.sampled[one.request_id] = tokens[i]
+            else:
+                self._report(one, logits[i], tokens[i], result)
 
     def _prefill(self, work: Work, result: StepResult) -> None:
         try:
@@ -151,9 +152,17 @@ class ModelRunner:
 
     def _sample(self, work: Work, logits: Tensor, result: StepResult) -> None:
         try:
-            result.sampled[work.request_id] = self._samplers[work.request_id].sample(logits)
+            token = self._samplers[work.request_id].sample(logits)
         except Exception as error:  # noqa: BLE001 - contained to the request that draws
             result.failed[work.request_id] = _contained("sampling", error)
+        else:
+            self._report(work, logits, token, result)
+
+    def _report(self, work: Work, logits: Tensor, token: int, result: StepResult) -> None:
+        num_logprobs = self._samplers[work.request_id].num_logprobs
+        if num_logprobs is not None:
+            result.logprobs[work.request_id] = token_logprobs(logits, token, num_logprobs)
+        result.sampled[work.request_id] = token
 
 
 def _contained(doing: str, error: Exception) -> KvregError:

@@ -9,22 +9,12 @@ runs beside it, because each sampler has its own generator and looks at its own 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvreg_service.core.errors import InvalidRequest, RequestFailed
-from kvreg_service.core.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities, natural, of one chosen token and of the most likely ones in order."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+from kvreg_service.core.sampling_params import SamplingParams, TokenLogprobs
 
 
 class Sampler:
@@ -74,6 +64,11 @@ class Sampler:
     def is_argmax(self) -> bool:
         """True when the token is simply that of the largest logit, so that rows can be batched."""
         return self._params.is_greedy and not self._has_penalties and self._bias is None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likely tokens are to be reported beside each chosen one; None for no report."""
+        return self._params.num_logprobs
 
     def sample(self, logits: Tensor) -> int:
         """Choose one token and count it as produced. Greedy ties go to the lowest id.
