@@ -83,15 +83,15 @@ class Gate:
             raise TimeoutError(f"nobody reached the gate within {timeout_s} s")
 
 
-Step = str | Gate | Exception
+Step = str | TextDelta | Gate | Exception
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the engine does for one request. A step is some text, a gate, or an error to raise.
+    """What the engine does for one request. A step is an event, a gate, or an error to raise.
 
     ``before`` happens before the first event, where a real engine queues and computes the prompt;
-    ``steps`` after it. Each text counts as one token. ``stop_string`` is the one that ended it.
+    ``steps`` after it. A text is an event of one token. ``stop_string`` is the one that ended it.
     Without ``has_end`` the terminal event is missing, as it is in a broken engine.
     """
 
@@ -164,8 +164,10 @@ class FakeEngine:
             num_tokens = 0
             for step in script.steps:
                 if isinstance(step, str):
-                    num_tokens += 1
-                    yield TextDelta(step, 1)
+                    step = TextDelta(step, 1)
+                if isinstance(step, TextDelta):
+                    num_tokens += step.num_tokens
+                    yield step
                 else:
                     await self._pass(step)
             outcome = "finished"

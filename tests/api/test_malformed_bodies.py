@@ -51,6 +51,8 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     ({"retain_prefix": "no"}, "retain_prefix"),
     ({"n": "1"}, "n"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": "3"}, "top_logprobs"),
 ]
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -78,8 +80,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a"] * 17}, "stop", "16"),
     ({"n": 2}, "n", "one choice"),
     ({"n": 0}, "n", "got 0"),
-    ({"logprobs": True}, "logprobs", "not served"),
-    ({"top_logprobs": 3}, "top_logprobs", "not served"),
+    ({"top_logprobs": 3}, "", "logprobs"),
+    ({"top_logprobs": 1, "logprobs": False}, "", "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "-1"),
     ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
     ({"modalities": ["text", "audio"]}, "modalities", "text"),
     ({"audio": {"voice": "x"}}, "audio", "not served"),

@@ -15,15 +15,22 @@ from kvreg_service.chat.reasoning import Kind, ReasoningSplitter
 from kvreg_service.chat.spellings import SpelledAnswer
 from kvreg_service.chat.tool_call import ToolCall
 from kvreg_service.chat.tool_call_parser import Part, ToolCallParser
-from kvreg_service.engine.interface import Finished, GenerationEvent, Started, TextDelta
+from kvreg_service.engine.interface import (
+    Finished,
+    GenerationEvent,
+    Started,
+    TextDelta,
+    TokenReport,
+)
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Some more text of one kind."""
+    """Some more text of one kind, and the reports of tokens that came with it."""
 
     kind: Kind
     text: str
+    reports: tuple[TokenReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class ChatAnswer:
         self._splitter = ReasoningSplitter(starts_in_reasoning)
         self._parser = ToolCallParser(tools) if tools else None
         self._spelling: list[str] = []
+        self.reports: list[TokenReport] = []
+        self._num_reports_given = 0
         self.pieces: list[Piece] = []
         self.calls: list[CallPiece] = []
         self.started: Started | None = None
@@ -67,6 +76,8 @@ class ChatAnswer:
                 self.completion_tokens += event.num_tokens
                 if self._splitter.is_in_reasoning:
                     self.reasoning_tokens += event.num_tokens
+                else:
+                    self.reports += event.reports
                 return self._take(self._splitter.push(event.text))
             case Finished():
                 self.finished = event
@@ -89,13 +100,22 @@ class ChatAnswer:
         pieces: list[Piece] = []
         for part in parts:
             if isinstance(part, str):
-                pieces.append(TextPiece("content", part))
+                pieces.append(TextPiece("content", part, self.take_reports()))
             else:
                 call = CallPiece(len(self.calls), uuid.uuid4().hex[:24], part)
                 self.calls.append(call)
                 pieces.append(call)
         self.pieces += pieces
         return pieces
+
+    def take_reports(self) -> tuple[TokenReport, ...]:
+        """The reports of tokens since the last piece of content, so that each is given once.
+
+        Tokens of reasoning have none, those of tool calls do.
+        """
+        reports = tuple(self.reports[self._num_reports_given :])
+        self._num_reports_given = len(self.reports)
+        return reports
 
     def _text_of(self, kind: Kind) -> str:
         texts = (piece for piece in self.pieces if isinstance(piece, TextPiece))

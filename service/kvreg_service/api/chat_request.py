@@ -7,9 +7,10 @@ be done is refused with the field, its value and what is supported, never silent
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from kvreg_service.api.asked_answer import AskedAnswer
 from kvreg_service.api.chat_message import ChatMessage
@@ -79,10 +80,11 @@ class ChatRequest(SamplingFields, ExtensionFields):
     reasoning_effort: str | None = None
     continue_final_message: bool | None = None
 
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
     # Known only to be refused when they ask for what is not served.
     n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     audio: Any = None
@@ -95,13 +97,6 @@ class ChatRequest(SamplingFields, ExtensionFields):
     def _one_choice(cls, value: int | None) -> int | None:
         if value not in (None, 1):
             raise unsupported("one choice per request is served; send 1 or several requests")
-        return value
-
-    @field_validator("logprobs", "top_logprobs")
-    @classmethod
-    def _no_logprobs(cls, value: int | None) -> int | None:
-        if value:
-            raise unsupported("log probabilities are not served yet; send false, 0 or nothing")
         return value
 
     @field_validator("response_format")
@@ -156,6 +151,12 @@ class ChatRequest(SamplingFields, ExtensionFields):
                 raise unsupported("tool {number} has no function with a name", number=number)
         return value
 
+    @model_validator(mode="after")
+    def _tops_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise unsupported("top_logprobs needs logprobs = true")
+        return self
+
     @property
     def token_limit(self) -> int | None:
         """The smaller of the two limits a client may set, or None when it set none."""
@@ -189,9 +190,10 @@ class ChatRequest(SamplingFields, ExtensionFields):
 
     def asked(self, defaults: SamplingParams) -> AskedAnswer:
         """Build what is asked for, with the model's ``defaults`` where nothing is chosen."""
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return AskedAnswer(
             conversation=self.conversation(),
-            sampling=self.sampling(defaults),
+            sampling=replace(self.sampling(defaults), num_logprobs=num_logprobs),
             max_tokens=self.token_limit,
             stop=self.stop_strings,
             retain=self.retains,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece
 from kvreg_service.api.errors import body_of
 from kvreg_service.api.event_stream import DONE, KEEP_ALIVE, sse_data, sse_event
-from kvreg_service.engine.interface import Attach, ReusePath
+from kvreg_service.api.token_logprobs import ChoiceLogprobs, logprobs_of
+from kvreg_service.engine.interface import Attach, ReusePath, TokenReport
 
 
 class PromptTokensDetails(BaseModel):
@@ -92,7 +93,7 @@ class Choice(BaseModel):
 
     index: Literal[0] = 0
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
@@ -150,11 +151,14 @@ class ChatFormat:
 
     keep_alive = KEEP_ALIVE
 
-    def __init__(self, model: str, *, includes_usage: bool) -> None:
+    def __init__(
+        self, model: str, *, includes_usage: bool, includes_logprobs: bool = False
+    ) -> None:
         self.request_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created_s = int(time.time())
         self._model = model
         self._includes_usage = includes_usage
+        self._includes_logprobs = includes_logprobs
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -179,7 +183,7 @@ class ChatFormat:
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": None,
+            "logprobs": logprobs_of(answer.reports) if self._includes_logprobs else None,
             "finish_reason": finish_reason_of(answer),
         }
         return {
@@ -200,7 +204,7 @@ class ChatFormat:
         """More text, as content or as reasoning, or a call: its name first, then its arguments."""
         if not isinstance(piece, CallPiece):
             field = "content" if piece.kind == "content" else "reasoning_content"
-            yield self._chunk({field: piece.text})
+            yield self._chunk({field: piece.text}, reports=piece.reports)
             return
         head = {
             "index": piece.index,
@@ -216,12 +220,12 @@ class ChatFormat:
     def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
         """The chunk with the finish reason, and the one with the usage when it was asked for."""
         numbers: dict[str, Any] = {"usage": usage_of(answer), "timings": answer.timings()}
-        reason = finish_reason_of(answer)
+        reason, reports = finish_reason_of(answer), answer.take_reports()
         if self._includes_usage:
-            yield self._chunk({}, finish_reason=reason)
+            yield self._chunk({}, finish_reason=reason, reports=reports)
             yield self._chunk(None, **numbers)
         else:
-            yield self._chunk({}, finish_reason=reason, **numbers)
+            yield self._chunk({}, finish_reason=reason, reports=reports, **numbers)
         yield DONE
 
     def failure(self, error: Exception) -> bytes:
@@ -229,9 +233,19 @@ class ChatFormat:
         return sse_event("error", body_of(error))
 
     def _chunk(
-        self, delta: dict[str, Any] | None, *, finish_reason: str | None = None, **numbers: Any
+        self,
+        delta: dict[str, Any] | None,
+        *,
+        finish_reason: str | None = None,
+        reports: Sequence[TokenReport] = (),
+        **numbers: Any,
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": logprobs_of(reports) if reports else None,
+            "finish_reason": finish_reason,
+        }
         chunk: dict[str, Any] = {
             "id": self.request_id,
             "object": "chat.completion.chunk",

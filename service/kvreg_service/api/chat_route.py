@@ -41,7 +41,11 @@ def build_chat_router(context: ApiContext) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         body = await read_body(request, ChatRequest, max_bytes=context.max_body_bytes)
         context.require_model(body.model)
-        form = ChatFormat(context.model_id, includes_usage=body.includes_usage)
+        form = ChatFormat(
+            context.model_id,
+            includes_usage=body.includes_usage,
+            includes_logprobs=bool(body.logprobs),
+        )
         return await respond(request, context, body.asked(context.sampling_defaults), form)
 
     return router

@@ -1,0 +1,52 @@
+"""The ``logprobs`` of a chat completion: their shapes, and how reports of tokens become them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from kvreg_service.engine.interface import SpelledToken, TokenReport
+
+# JSON has no infinity; OpenAI writes the same for a token that cannot be.
+_IMPOSSIBLE = -9999.0
+
+
+class TopLogprob(BaseModel):
+    """A token that could have been chosen. It may be half a character; ``bytes`` is exact."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    """A token that was chosen, beside the most likely ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    """The tokens of an answer, without its reasoning."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+def logprobs_of(reports: Iterable[TokenReport]) -> dict[str, Any]:
+    """Build the ``logprobs`` of a choice."""
+    content = [
+        {**_entry(report.chosen), "top_logprobs": [_entry(token) for token in report.top]}
+        for report in reports
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(token: SpelledToken) -> dict[str, Any]:
+    return {
+        "token": token.spelling.decode("utf-8", errors="replace"),
+        "logprob": token.logprob if math.isfinite(token.logprob) else _IMPOSSIBLE,
+        "bytes": list(token.spelling),
+    }
