@@ -23,7 +23,13 @@ from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.messages import normalize_messages
 from kvreg_service.chat.prompt import ChatPrompt, Tail
 from kvreg_service.chat.spellings import SpelledAnswer
-from kvreg_service.core.errors import Draining, EngineDown, KvregError, SessionNotFound
+from kvreg_service.core.errors import (
+    Draining,
+    EngineDown,
+    KvregError,
+    Overloaded,
+    SessionNotFound,
+)
 from kvreg_service.engine.interface import (
     Attach,
     EffectiveProfile,
@@ -135,6 +141,7 @@ class FakeEngine:
     is_sound: bool = True
     is_draining: bool = False
     is_closed: bool = False
+    is_full: bool = False
     available_bytes: int = 100
 
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -153,8 +160,7 @@ class FakeEngine:
         """Play the next script."""
         self.requests.append(request)
         script = self.scripts.pop(0) if self.scripts else Script()
-        if self.is_draining:
-            raise Draining("the engine is draining")
+        self.require_room()
         self.num_running += 1
         outcome: Outcome = "cancelled"
         try:
@@ -180,6 +186,13 @@ class FakeEngine:
             self.num_running -= 1
             self._open_when_drained()
             self.outcomes.put((request.request_id, outcome))
+
+    def require_room(self) -> None:
+        """Refuse everything while the engine drains or is said to be full."""
+        if self.is_draining:
+            raise Draining("the engine is draining")
+        if self.is_full:
+            raise Overloaded("the queue is full", retry_after_s=2.0)
 
     def snapshot(self) -> RegistrySnapshot:
         """Return a registry with one lane and two entries."""

@@ -102,3 +102,17 @@ async def test_busy_engine_says_when_to_come_back(
     response = await client.post(URL, json=body | {"stream": stream})
     assert_openai_error(response, status, code)
     assert response.headers["retry-after"] == retry_after
+
+
+@pytest.mark.parametrize("url", [URL, "/v1/messages"])
+async def test_no_prompt_is_built_for_a_request_that_cannot_be_taken(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    prompt_builder: FakePromptBuilder,
+    body: dict[str, Any],
+    url: str,
+) -> None:
+    engine.is_full = True
+    response = await client.post(url, json=body | {"max_tokens": 5})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "2")
+    assert prompt_builder.conversations == []

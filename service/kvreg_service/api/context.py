@@ -69,15 +69,17 @@ class ApiContext:
     prompt_thread: ThreadPoolExecutor = field(default_factory=_new_prompt_thread)
 
     async def build_prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Build a prompt without holding up the event loop.
+        """Build a prompt without holding up the event loop, if the engine could take it.
 
         Raises:
             InvalidRequest: No template can render this conversation.
+            Overloaded: The queue is full, now or when the prompt's turn comes.
+            Draining: The engine takes nothing new.
+            EngineDown: The step loop has ended.
         """
+        self.engine.require_room()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self.prompt_thread, self.prompt_builder.build, conversation
-        )
+        return await loop.run_in_executor(self.prompt_thread, self._build, conversation)
 
     async def count_tokens(self, conversation: Conversation) -> int:
         """Count the tokens of a prompt without holding up the event loop.
@@ -89,6 +91,11 @@ class ApiContext:
         return await loop.run_in_executor(
             self.prompt_thread, self.prompt_builder.count, conversation
         )
+
+    def _build(self, conversation: Conversation) -> ChatPrompt:
+        # Others may have filled the queue while this one waited for the thread.
+        self.engine.require_room()
+        return self.prompt_builder.build(conversation)
 
     def require_model(self, model: str) -> None:
         """Refuse a request for another model.

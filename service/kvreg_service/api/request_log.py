@@ -48,6 +48,8 @@ def log_request(
             "reuse_path": started.reuse_path,
             "attach": started.attach,
             "queue_s": round(started.queue_s, 6),
+            "diverged_at": started.diverged_at,
+            "regret_tokens": started.regret_tokens,
         }
     if finished is not None:
         fields |= {

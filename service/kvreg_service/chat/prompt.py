@@ -122,6 +122,7 @@ class PromptBuilder:
             InvalidRequest: as ``build``.
         """
         rendered = self._render_contained(conversation)
+        self._refuse_hopeless(rendered.text)
         return len(self._encoder.encode(rendered.text).token_ids)
 
     def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:

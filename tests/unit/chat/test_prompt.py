@@ -230,6 +230,9 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
     builder = PromptBuilder(tokenizer, template, EchoIndex(tokenizer), max_context_tokens=100)
     monkeypatch.setattr(tokenizer, "encode_segment", None)
+    conversation = Conversation([{"role": "user", "content": "word " * 100_000}])
+    with pytest.raises(ContextTooLong, match="at least"):
+        builder.count(conversation)
     with pytest.raises(ContextTooLong, match="at least") as refused:
-        builder.build(Conversation([{"role": "user", "content": "word " * 100_000}]))
+        builder.build(conversation)
     assert refused.value.fields["max_context_tokens"] == 100
