@@ -47,7 +47,6 @@ class AnswerRun:
         try:
             context, asked = self._context, self._asked
             context.require_token_ids(asked.sampling)
-            context.engine.require_room()
             self._prompt = await context.build_prompt(asked.conversation)
             self._answer = ChatAnswer(
                 starts_in_reasoning=self._prompt.starts_in_reasoning,
