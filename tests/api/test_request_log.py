@@ -49,6 +49,7 @@ async def test_finished_request_has_one_line_with_its_numbers(
     }
     assert (line["completion_tokens"], line["finish_reason"]) == (3, "stop")
     assert (line["queue_s"], line["ttft_s"]) == (0.25, 0.875)
+    assert (line["diverged_at"], line["regret_tokens"]) == (None, 0)
     assert line["total_s"] >= 0
 
 

@@ -69,15 +69,14 @@ class ApiContext:
     prompt_thread: ThreadPoolExecutor = field(default_factory=_new_prompt_thread)
 
     async def build_prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Build a prompt without holding up the event loop, if the engine could take it.
+        """Build a prompt without holding up the event loop, if the engine still could take it.
 
         Raises:
             InvalidRequest: No template can render this conversation.
-            Overloaded: The queue is full, now or when the prompt's turn comes.
+            Overloaded: The queue was full when the prompt's turn came.
             Draining: The engine takes nothing new.
             EngineDown: The step loop has ended.
         """
-        self.engine.require_room()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.prompt_thread, self._build, conversation)
 
