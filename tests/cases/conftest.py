@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -11,9 +12,9 @@ import openai
 import pytest
 
 from kvreg_service.api.app import create_app
+from kvreg_service.api.sampling_defaults import read_sampling_defaults
+from kvreg_service.composition import engine_options
 from kvreg_service.engine.build import LoadedModel, build_engine, load_model
-from kvreg_service.engine.options import EngineOptions
-from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import load_settings
 from kvreg_service.testing import running_server
 
@@ -23,25 +24,28 @@ from tests.cases.clock import Clock  # noqa: E402 - after the line above
 from tests.cases.profiles import Profile  # noqa: E402
 from tests.cases.server import (  # noqa: E402
     CONTEXT_TOKENS,
-    MODEL,
     Clients,
     Serve,
     Server,
 )
 
 _TIMEOUT_S = 60.0
+# A server that is stopped waits a tenth of a second for connections that are kept open.
+_HEADERS = {"Connection": "close"}
 
 
 @pytest.fixture(scope="session")
 def loaded_model() -> LoadedModel:
-    return load_model(EngineOptions(REFERENCE_MODEL_PATH, MODEL))
+    return load_model(engine_options(load_settings({})))
 
 
 @pytest.fixture(scope="session")
 def clients() -> Iterator[Clients]:
     with (
-        openai.OpenAI(api_key="none", max_retries=0, timeout=_TIMEOUT_S) as official,
-        httpx.Client(timeout=_TIMEOUT_S) as http,
+        openai.OpenAI(
+            api_key="none", max_retries=0, timeout=_TIMEOUT_S, default_headers=_HEADERS
+        ) as official,
+        httpx.Client(timeout=_TIMEOUT_S, headers=_HEADERS) as http,
     ):
         yield Clients(official, http)
 
@@ -60,8 +64,8 @@ def serve(loaded_model: LoadedModel, clients: Clients) -> Iterator[Serve]:
     """Start servers; each is CLEAN at the end of its test, and then stopped."""
     with ExitStack() as stack:
 
-        def start(profile: Profile | None = None, **options: Any) -> Server:
-            running = _running(loaded_model, clients, profile or Profile(), **options)
+        def start(profile: Profile | None = None, **settings: Any) -> Server:
+            running = _running(loaded_model, clients, profile or Profile(), **settings)
             return stack.enter_context(running)
 
         yield start
@@ -69,25 +73,25 @@ def serve(loaded_model: LoadedModel, clients: Clients) -> Iterator[Serve]:
 
 @contextmanager
 def _running(
-    loaded: LoadedModel, clients: Clients, profile: Profile, **options: Any
+    loaded: LoadedModel, clients: Clients, profile: Profile, **given: Any
 ) -> Iterator[Server]:
-    engine_options = EngineOptions(
-        model_path=REFERENCE_MODEL_PATH,
-        model_name=MODEL,
-        lanes=profile.lanes,
-        entries=profile.entries,
-        keep_current=profile.current_state == "keep",
-        **{
-            "max_context_tokens": CONTEXT_TOKENS,
+    settings = load_settings(
+        {
+            **asdict(profile),
+            "max_context": CONTEXT_TOKENS,
             # Room for every lane and entry at its longest: pages are scarce in tests that say so.
-            "num_pages": (profile.lanes + profile.entries) * CONTEXT_TOKENS // 64,
-            **options,
-        },
+            "kv_pages": (profile.lanes + profile.entries) * CONTEXT_TOKENS // 64,
+            **given,
+        }
     )
-    engine, prompt_builder = build_engine(engine_options, loaded)
+    engine, prompt_builder = build_engine(engine_options(settings), loaded)
     try:
         app = create_app(
-            engine, prompt_builder, load_settings({}), vocab_size=loaded.config.vocab_size
+            engine,
+            prompt_builder,
+            settings,
+            sampling_defaults=read_sampling_defaults(settings.model),
+            vocab_size=loaded.config.vocab_size,
         )
         with running_server(app) as url:
             server = Server(url, clients, profile, loaded.tokenizer.eos_token_ids)

@@ -31,7 +31,7 @@ def prompt_tokens(loaded_model: LoadedModel) -> int:
 def test_case_65_prompt_beyond_the_context_is_refused_with_both_numbers(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:
-    server = serve(profile, max_context_tokens=prompt_tokens - 1)
+    server = serve(profile, max_context=prompt_tokens - 1)
     response = server.post_raw(json.dumps({"model": MODEL, "messages": LONG}))
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -43,7 +43,7 @@ def test_case_65_prompt_beyond_the_context_is_refused_with_both_numbers(
 def test_case_65_prompt_that_fills_the_context_is_refused(
     serve: Serve, prompt_tokens: int, stream: bool
 ) -> None:
-    server = serve(max_context_tokens=prompt_tokens)
+    server = serve(max_context=prompt_tokens)
     with pytest.raises(openai.BadRequestError) as caught:
         server.ask(LONG, stream=stream)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
@@ -52,13 +52,13 @@ def test_case_65_prompt_that_fills_the_context_is_refused(
 def test_case_65_prompt_that_leaves_one_token_gets_one_token(
     serve: Serve, prompt_tokens: int
 ) -> None:
-    server = serve(max_context_tokens=prompt_tokens + 1)
+    server = serve(max_context=prompt_tokens + 1)
     reply = server.ask(LONG, **server.endless)
     assert (reply.completion_tokens, reply.finish_reason) == (1, "length")
 
 
 def test_case_65_refusal_does_not_wait_for_a_lane(serve: Serve, prompt_tokens: int) -> None:
-    server = serve(max_context_tokens=prompt_tokens - 1)
+    server = serve(max_context=prompt_tokens - 1)
     session = Session(server, 65, num_notes=2)
     with server.streaming(session.messages_with(session.opening)):
         response = server.post_raw(json.dumps({"model": MODEL, "messages": LONG}))
@@ -70,7 +70,7 @@ def test_case_65_refusal_does_not_wait_for_a_lane(serve: Serve, prompt_tokens: i
 def test_case_65_refusal_leaves_the_session_alone(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:
-    server = serve(profile, max_context_tokens=prompt_tokens - 1)
+    server = serve(profile, max_context=prompt_tokens - 1)
     session = Session(server, 65, num_notes=12)
     first = session.begin()
     before = server.settle()
@@ -121,7 +121,7 @@ def test_case_71_smaller_of_two_limits_counts(serve: Serve, name: str, stream: b
 def test_case_71_answer_without_a_limit_that_fits_fills_the_context(
     serve: Serve, value: int | None, stream: bool
 ) -> None:
-    reply = _ask(serve(Profile(2), max_context_tokens=256), max_tokens=value, stream=stream)
+    reply = _ask(serve(Profile(2), max_context=256), max_tokens=value, stream=stream)
     assert reply.prompt_tokens + reply.completion_tokens == 256
     assert reply.finish_reason == "length"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.cases.profiles import (
     PROFILES,
+    WITH_REGISTRY,
     Profile,
     every_profile,
     with_registry,
@@ -108,9 +109,14 @@ def _continue_branch(serve: Serve, profile: Profile, continued: str, *others: st
     return server.ask([*history, {"role": "user", "content": ASKED}], **_drawn(server))
 
 
-@with_registry
 @pytest.mark.parametrize(
-    ("continued", "other"), [BRANCHES, BRANCHES[::-1]], ids=["original", "branch"]
+    ("profile", "continued", "other"),
+    [
+        *((profile, *BRANCHES) for profile in WITH_REGISTRY),
+        (Profile(), *BRANCHES[::-1]),
+        (Profile(2, 2, "drop"), *BRANCHES[::-1]),
+    ],
+    ids=str,
 )
 def test_case_15_branch_leaves_no_trace_in_the_other(
     serve: Serve, profile: Profile, continued: str, other: str

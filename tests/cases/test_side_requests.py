@@ -46,7 +46,7 @@ def _interrupted(serve: Serve, profile: Profile, max_tokens: int) -> tuple[int, 
     What the side request may write does not fit beside the session: a promise that is taken from
     kept sequences would cost the session its pages.
     """
-    server = serve(profile, num_pages=profile.lanes * CONTEXT_TOKENS // 64)
+    server = serve(profile, kv_pages=profile.lanes * CONTEXT_TOKENS // 64)
     session = Session(server, 2, num_notes=110)
     first = session.begin()
     with server.one_lane_left():
