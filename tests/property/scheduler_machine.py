@@ -270,11 +270,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.audit.check_plan(plan)
         self._inject(plan)
         result = self.runner.execute(plan)
-        happened = []
-        if dropped is not None and self.profile.entries:
-            # An operator may drop an entry while the step is computed.
-            happened += self._drop(dropped)
-        happened += self.scheduler.commit(plan, result, commit_s)
+        # An operator may drop an entry while the step is computed. The events of the plan on its
+        # way are reported later, although they came first.
+        dropped_then = [] if dropped is None else self._drop(dropped)
+        happened = self.scheduler.commit(plan, result, commit_s) + dropped_then
         check_admission(self.mirror, self.profile, happened, num_free_before, self.now_s)
         self._check_page_evictions(happened, num_free_after)
         self._check_failures(happened, result.failed)
