@@ -85,7 +85,7 @@ class Mirror:
         self.computed: dict[str, int] = {}
         self.cached: dict[str, int] = {}
         self._new_fork: Seen | None = None
-        self._with_stand_in: set[str] = set()
+        self._stand_ins: dict[str, int] = {}
 
     def kept(self) -> list[Seen]:
         return [seen for seen in self.sequences.values() if seen.request is None]
@@ -214,7 +214,7 @@ class Mirror:
         if self._new_fork is not None and not request.retain:
             self._new_fork.superseded_by = None
             self._new_fork.last_used_s = now_s
-            self._with_stand_in.add(event.request_id)
+            self._stand_ins[event.request_id] = self._new_fork.sequence_id
         self._new_fork = None
 
     def _ended(self, event: events.Terminal, now_s: float) -> None:
@@ -223,7 +223,8 @@ class Mirror:
         seen = self.of_request(event.request_id)
         if seen is None:
             return
-        if event.request_id in self._with_stand_in:
+        stand_in = self.sequences.get(self._stand_ins.get(event.request_id))
+        if stand_in is not None and stand_in.request is None:
             del self.sequences[seen.sequence_id]
             return
         if isinstance(event, events.Failed) or not self.requests[event.request_id].retain:

@@ -20,8 +20,8 @@ class Run:
     num_output_tokens: int = 0
     touched_entries: tuple[EntryId, ...] = ()
     """Entries whose states the preparation writes; they are lost with it when it fails."""
-    has_stand_in: bool = False
-    """The borrowed sequence stays as a fork, so that nothing of this run needs to be kept."""
+    stand_in: SequenceId | None = None
+    """The fork that stays of a borrowed sequence. While it does, nothing of this run is kept."""
 
 
 @dataclass

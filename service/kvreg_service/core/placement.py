@@ -93,7 +93,7 @@ class Placement:
             capture_at=plan.capture_at,
             promised_pages=promised_pages,
             touched_entries=_entries_written(plan),
-            has_stand_in=fork is not None and not plan.request.retain,
+            stand_in=fork.sequence_id if fork and not plan.request.retain else None,
         )
         self._announce(plan, sequence, now_s)
         return moves + self._own_tail_page(sequence, now_s)
@@ -132,18 +132,19 @@ class Placement:
             self._rewind_kept_pages(sequence, sequence.reusable_tokens)
 
     def rewind(self, lane: Lane, now_s: float) -> None:
-        """End a run and keep what its lane's checkpoint still holds; the current state is lost."""
+        """End a run and keep what its lane's checkpoint still holds; the current state is lost.
+
+        Nothing is kept while a fork stands in for the borrowed sequence.
+        """
+        stand_in = lane.run.stand_in if lane.run else None
+        if any(sequence.sequence_id == stand_in for sequence in self.kept()):
+            self._discard(lane)
+            return
         sequence = self._sequence_of(lane)
         position = sequence.checkpoint.position if sequence.checkpoint else 0
         sequence.frontier = position
         sequence.has_current = False
         self.rest(lane, now_s)
-
-    def discard(self, lane: Lane) -> None:
-        """End a run that leaves nothing behind."""
-        lane.run = None
-        self.pages.keep(self._sequence_of(lane).pages)
-        self._give_up_lane(lane)
 
     def give_up(self, lane: Lane, reason: EvictionReason) -> None:
         """End a run, if any, and forget the lane's sequence."""
@@ -362,6 +363,11 @@ class Placement:
         count = pages_for(position)
         self.pages.release(sequence.pages[count:], is_kept=True)
         del sequence.pages[count:]
+
+    def _discard(self, lane: Lane) -> None:
+        lane.run = None
+        self.pages.keep(self._sequence_of(lane).pages)
+        self._give_up_lane(lane)
 
     def _give_up_lane(self, lane: Lane) -> None:
         sequence = self._sequence_of(lane)

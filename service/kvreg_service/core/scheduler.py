@@ -317,8 +317,6 @@ class Scheduler:
         """End a run whose state is sound."""
         if run.request.retain:
             self.placement.rest(lane, now_s)
-        elif run.has_stand_in:
-            self.placement.discard(lane)
         else:
             # It captured nothing, so the checkpoint is still that of the sequence it borrowed.
             self.placement.rewind(lane, now_s)
@@ -327,10 +325,7 @@ class Scheduler:
         """End a run whose current state cannot be trusted."""
         if lane.sequence is not None and work.capture_to is not None:
             lane.sequence.checkpoint = None
-        if lane.run is not None and lane.run.has_stand_in:
-            self.placement.discard(lane)
-        else:
-            self.placement.rewind(lane, now_s)
+        self.placement.rewind(lane, now_s)
         self.placement.events.append(Failed(work.request_id, error))
 
     def _fail_preparation(self, preparation: LanePreparation, result: StepResult) -> None:

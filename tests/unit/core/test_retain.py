@@ -88,3 +88,12 @@ def test_it_does_not_change_the_number_of_entries(make_core):
     before = core.scheduler.placement.registry.num_kept
     core.run(ONE_SHOT, retain=False)
     assert core.scheduler.placement.registry.num_kept == before == 1
+
+
+def test_what_it_borrowed_is_kept_after_all_when_the_copy_of_it_is_gone(make_core):
+    core = _with_session(make_core, entries=1)
+    core.submit([*SESSION, 7, 7, 7], retain=False, max_tokens=10)
+    core.step()
+    core.scheduler.drop_entry(0)
+    core.drain()
+    assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
