@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvreg_service.chat.argument_types import ArgumentTypes
-from kvreg_service.chat.call_syntax import Incomplete, may_begin_call, read_call
+from kvreg_service.chat.call_syntax import CallReader, ReadCall, Unread
 from kvreg_service.chat.partial_match import partial_suffix_len
 from kvreg_service.chat.tool_call import ToolCall
 
 CALL_OPEN = "<tool_call>"
-CALL_CLOSE = "</tool_call>"
+# A model that writes nothing but line breaks must not be waited for.
+_MAX_LINE_BREAKS = 8
 
 Part = str | ToolCall
 
@@ -27,8 +28,8 @@ class ToolCallParser:
     def __init__(self, tools: Sequence[Mapping[str, object]]) -> None:
         self._types = ArgumentTypes(tools)
         self._held = ""
-        # How far behind the opener in ``_held`` the end of its call has been looked for.
-        self._num_searched = 0
+        # Of the call whose opener stands first in ``_held``.
+        self._reader = CallReader(self._types)
         self._has_text = False
         # The line breaks since the last call; None when text has followed it, or there is none.
         self._gap: str | None = None
@@ -45,47 +46,29 @@ class ToolCallParser:
     def _advance(self, *, is_end: bool) -> list[Part]:
         parts: list[Part] = []
         while (start := self._held.find(CALL_OPEN)) >= 0:
-            body = start + len(CALL_OPEN)
-            found = self._find_call(body)
-            if isinstance(found, tuple):
-                call, end = found
-                self._take_text(self._held[:start].rstrip("\n"), parts)
-                parts.append(call)
+            end = start + len(CALL_OPEN)
+            read = self._reader.read(self._held, end)
+            if isinstance(read, ReadCall):
+                self._take_text(_without_breaks(self._held[:start]), parts)
+                parts.append(read.call)
                 self._gap = ""
-            elif found is Incomplete.OPEN and not is_end:
+                end += read.length
+            elif read is Unread.OPEN and not is_end:
                 self._release(start, parts)
                 return parts
             else:
-                end = body
                 self._take_text(self._held[:end], parts)
             self._held = self._held[end:]
-            self._num_searched = 0
+            self._reader = CallReader(self._types)
         num_held = 0 if is_end else partial_suffix_len(self._held, CALL_OPEN)
         self._release(len(self._held) - num_held, parts, is_end=is_end)
         return parts
-
-    def _find_call(self, body: int) -> tuple[ToolCall, int] | Incomplete:
-        """The call whose text begins at ``body``, and the end of its closing marker."""
-        if not may_begin_call(self._held[body : body + 64]):
-            return Incomplete.MALFORMED
-        while True:
-            close = self._held.find(CALL_CLOSE, body + self._num_searched)
-            if close < 0:
-                # The marker itself may have begun to arrive.
-                self._num_searched = max(0, len(self._held) - body - len(CALL_CLOSE))
-                return Incomplete.OPEN
-            read = read_call(self._held[body:close], self._types)
-            if isinstance(read, ToolCall):
-                return read, close + len(CALL_CLOSE)
-            if read is Incomplete.MALFORMED:
-                return read
-            self._num_searched = close + len(CALL_CLOSE) - body
 
     def _release(self, end: int, parts: list[Part], *, is_end: bool = False) -> None:
         """Give out held text up to ``end``, but for line breaks that a call may follow."""
         text = self._held[:end]
         if not is_end:
-            text = text.rstrip("\n")
+            text = _without_breaks(text)
         self._held = self._held[len(text) :]
         self._take_text(text, parts)
 
@@ -100,6 +83,12 @@ class ToolCallParser:
         if text:
             self._has_text = True
             parts.append(text)
+
+
+def _without_breaks(text: str) -> str:
+    """The text without the line breaks at its end that a call would make its own."""
+    num_breaks = len(text) - len(text.rstrip("\n"))
+    return text[: len(text) - min(num_breaks, _MAX_LINE_BREAKS)]
 
 
 def parse_answer(text: str, tools: Sequence[Mapping[str, object]]) -> tuple[str, list[ToolCall]]:

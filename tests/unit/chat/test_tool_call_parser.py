@@ -144,7 +144,12 @@ def test_a_cut_answer_keeps_its_whole_calls(data: st.DataObject) -> None:
     assert parse([f"{JSON}\n{rest}"]) == [CALL, rest]
 
 
-@given(data=st.data(), text=st.sampled_from([f"A\n\n{TAGS}\n{JSON}\n\nB", *MALFORMED.values()]))
+@given(
+    data=st.data(),
+    text=st.sampled_from(
+        [f"A\n\n{TAGS}\n{JSON}\n\nB", f"A{12 * chr(10)}{TAGS}{12 * chr(10)}B", *MALFORMED.values()]
+    ),
+)
 def test_the_cutting_of_the_stream_makes_no_difference(data: st.DataObject, text: str) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -178,6 +183,12 @@ def test_only_what_may_begin_a_call_is_held_back() -> None:
     assert [merged(parser.push(piece)) for piece in pieces] == [
         ["Hm."], ["\n\n<tools>"], ["<tool_call> is"], [" a tag"],
     ]  # fmt: skip
+
+
+def test_line_breaks_without_an_end_are_not_waited_for() -> None:
+    parser = ToolCallParser(TOOLS)
+    pieces = [piece for _ in range(20) for piece in parser.push("\n")]
+    assert pieces == ["\n"] * 12
 
 
 def test_a_call_leaves_with_its_last_character() -> None:
