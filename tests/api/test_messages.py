@@ -243,6 +243,12 @@ CONVERSATIONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"messages": [USER], "system": [text("Be kind."), text(" And brief.", citations=None)]},
         [{"role": "system", "content": "Be kind. And brief."}, USER],
     ),
+    "empty system": ({"messages": [USER], "system": ""}, [USER]),
+    "no blocks of system": ({"messages": [USER], "system": []}, [USER]),
+    "system of bookkeeping alone": (
+        {"messages": [USER], "system": [text("x-anthropic-billing-header: a=1;")]},
+        [USER],
+    ),
     "system in the middle": (
         {"messages": [USER, {"role": "system", "content": [text("Be brief.")]}, USER]},
         [USER, {"role": "system", "content": "Be brief."}, USER],

@@ -110,7 +110,9 @@ def chat_messages(
     """
     result: list[ChatDict] = []
     if system is not None:
-        result.append(_system(system, "system"))
+        prompt = _system(system, "system")
+        # Some clients send the field whether they have something to say or not.
+        result += [prompt] if prompt["content"] else []
     for i, message in enumerate(messages):
         place = f"messages[{i}].content"
         match message.role:
