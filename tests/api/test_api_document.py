@@ -1,0 +1,61 @@
+"""docs/api.md names what the code has: every route, field, code and value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from fastapi import FastAPI
+
+from kvreg_service.api import chat_request, messages_request
+from kvreg_service.api.chat_request import ChatRequest
+from kvreg_service.api.errors import ERROR_TABLE
+from kvreg_service.api.messages_request import MessagesRequest
+from kvreg_service.engine.interface import Attach, ReusePath
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
+# Failures of the start, and of what no request can cause alone.
+NEVER_ANSWERED = {
+    "kvreg_error",
+    "invalid_configuration",
+    "does_not_fit",
+    "invalid_model_files",
+    "current_slot_dropped",
+}
+
+
+@pytest.fixture(scope="module")
+def named() -> set[str]:
+    """Every word of the document that is written as code."""
+    codes = re.findall(r"`([^`\n]+)`", DOCUMENT.read_text(encoding="utf-8"))
+    return {word for code in codes for word in re.findall(r"[\w/{}-]+", code)}
+
+
+@pytest.mark.parametrize("model", [ChatRequest, MessagesRequest])
+def test_every_field_that_is_read_is_named(
+    named: set[str], model: type[ChatRequest] | type[MessagesRequest]
+) -> None:
+    assert set(model.model_fields) <= named
+
+
+@pytest.mark.parametrize("module", [chat_request, messages_request])
+def test_every_field_without_effect_is_named(named: set[str], module: object) -> None:
+    assert set(module.IGNORED_FIELDS) <= named  # type: ignore[attr-defined]
+
+
+def test_every_route_is_named(named: set[str], app: FastAPI) -> None:
+    assert {path.replace(":path", "") for path in app.openapi()["paths"]} <= {
+        *named,
+        "/v1/models/{model_id}",
+    }
+
+
+def test_every_code_is_named(named: set[str]) -> None:
+    codes = {error.code for error in ERROR_TABLE}
+    assert codes - NEVER_ANSWERED <= named
+
+
+def test_every_reuse_path_is_named(named: set[str]) -> None:
+    assert {*get_args(ReusePath), *get_args(Attach)} <= named
