@@ -301,11 +301,12 @@ class Engine:
             is_due = self._delivery.is_due(time.monotonic())
             if is_due:
                 self._send_texts()
-        if is_due:
-            self._delivery.flush(time.monotonic())
+        # Before the reader hears of the end: its next turn may follow at once.
         for answer in self._finished:
             self._remember_spelling(answer)
         self._finished.clear()
+        if is_due:
+            self._delivery.flush(time.monotonic())
 
     def _send_texts(self) -> None:
         for answer in self._answers.values():
