@@ -30,8 +30,6 @@ from tests.cases.server import (  # noqa: E402
 )
 
 _TIMEOUT_S = 60.0
-# A server that is stopped waits a tenth of a second for connections that are kept open.
-_HEADERS = {"Connection": "close"}
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +40,8 @@ def loaded_model() -> LoadedModel:
 @pytest.fixture(scope="session")
 def clients() -> Iterator[Clients]:
     with (
-        openai.OpenAI(
-            api_key="none", max_retries=0, timeout=_TIMEOUT_S, default_headers=_HEADERS
-        ) as official,
-        httpx.Client(timeout=_TIMEOUT_S, headers=_HEADERS) as http,
+        openai.OpenAI(api_key="none", max_retries=0, timeout=_TIMEOUT_S) as official,
+        httpx.Client(timeout=_TIMEOUT_S) as http,
     ):
         yield Clients(official, http)
 

@@ -85,6 +85,7 @@ class Server:
         self, url: str, clients: Clients, profile: Profile, end_tokens: Iterable[int]
     ) -> None:
         self.profile = profile
+        self.canaries: set[str] = set()
         self.client = clients.openai.copy(base_url=f"{url}/v1")
         self._url = url
         self._http = clients.http

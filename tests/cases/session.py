@@ -33,6 +33,7 @@ class Session:
         self.server = server
         self._options = options
         self.canary = str(1000 + number * 1237 % 9000)
+        server.canaries.add(self.canary)
         notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(num_notes))
         system = f"Ticket {number}. You are a helpful assistant. {notes}".rstrip()
         self.messages: list[Message] = [{"role": "system", "content": system}]
@@ -58,9 +59,10 @@ class Session:
         return [*self.messages, {"role": "user", "content": text}]
 
     def recall(self, **options: Any) -> Reply:
-        """CANARY: a turn that asks for what the first one planted, and must get it."""
+        """CANARY: a turn that asks for what the first one planted, and gets that and no other's."""
         reply = self.say(ASKED, **options)
-        assert self.canary in reply.text, f"{self.canary} was planted: {reply}"
+        told = {canary for canary in self.server.canaries if canary in reply.text}
+        assert told == {self.canary}, reply
         return reply
 
 
