@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Attach, Attached, Detached, Evicted, EvictionReason
+from kvreg_service.core.events import Admitted, Attach, Attached, Detached, Evicted, EvictionReason
 
 SHORT, LONG = 70, 400
 
@@ -166,3 +166,14 @@ def test_a_dropped_entry_gives_its_pages_back_and_is_reported(make_core):
     assert (event.entry, event.reason) == (0, EvictionReason.REQUESTED)
     assert core.scheduler.placement.pages.num_free == before + 3
     assert _back(core, 0).cached == 0
+
+
+def test_an_entry_dropped_while_a_step_is_computed_leaves_that_step_its_events(make_core):
+    core = make_core(entries=1)
+    _keep(core, 0)
+    request_id = core.submit(_text(1, 100))
+    plan = core.scheduler.schedule(core.now_s)
+    assert [type(event) for event in core.scheduler.drop_entry(0)] == [Evicted]
+    happened = core.scheduler.commit(plan, core.runner.execute(plan), core.now_s)
+    assert [type(event) for event in happened[:2]] == [Detached, Admitted]
+    assert core.drain().terminal.request_id == request_id

@@ -6,7 +6,13 @@ import pytest
 
 from kvreg_service.core.admission import AdmissionPlanner
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.events import Failed, Finished, ReuseFailed, TokenSampled
+from kvreg_service.core.events import (
+    EvictionReason,
+    Failed,
+    Finished,
+    ReuseFailed,
+    TokenSampled,
+)
 
 SESSION = list(range(200))
 
@@ -71,6 +77,8 @@ def test_an_admission_that_raises_half_way_is_computed_from_nothing_and_leaves_t
         _, happened = core.step()
     (failed,) = [event for event in happened if isinstance(event, ReuseFailed)]
     assert isinstance(failed.error.__cause__, _Broken)
+    lost = [event.reason for event in happened if event is not failed]
+    assert set(lost) == {EvictionReason.FAILED}, "nothing else has happened"
     expected = make_core().run(follow_up).answer
     cold = core.drain()
     assert (cold.cached, cold.answer) == (0, expected)
