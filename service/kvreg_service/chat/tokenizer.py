@@ -143,10 +143,6 @@ class Tokenizer:
         """Number of characters that spell this added token."""
         return self._added_lens[added_id]
 
-    def find_added(self, text: str) -> int | None:
-        """The id of the added token spelled ``text``, or None when there is none."""
-        return self._added_ids.get(text)
-
     def _resolve_eos(self, tokens: Iterable[int | str]) -> Iterator[int]:
         for token in tokens:
             token_id = self._added_ids.get(token) if isinstance(token, str) else token

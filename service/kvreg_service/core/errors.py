@@ -152,6 +152,19 @@ class RequestFailed(KvregError):
     code = "request_failed"
 
 
+def contain(doing: str, error: Exception) -> KvregError:
+    """Return what one request fails with when ``doing`` something for it raised ``error``.
+
+    Errors that kvreg names stay as they are. Of others the client gets a sentence, and the log,
+    through ``__cause__``, where they came from.
+    """
+    if isinstance(error, KvregError):
+        return error
+    failure = RequestFailed(f"{doing} failed: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
 class ConfigurationError(KvregError):
     """Settings that contradict each other or do not fit the device. Raised at start only."""
 

@@ -18,7 +18,7 @@ from kvreg_service.core.errors import (
     KvregError,
     Overloaded,
     QueueTimeout,
-    RequestFailed,
+    contain,
 )
 from kvreg_service.core.events import (
     Cancelled,
@@ -215,7 +215,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
             if self._queue and self._queue[0] is request:
                 self._queue.popleft()
-            self._retry_cold(request, _contained("admission", error))
+            self._retry_cold(request, contain("admission", error))
             return None
         return LanePreparation(request.request_id, tuple(moves))
 
@@ -248,7 +248,7 @@ class Scheduler:
                 self.placement.take_pages(sequence, end, run.promised_pages, now_s)
             except Exception as error:  # noqa: BLE001 - contained like a failed admission
                 self._release(lane, run, now_s)
-                failed = Failed(run.request.request_id, _contained("taking pages", error))
+                failed = Failed(run.request.request_id, contain("taking pages", error))
                 self.placement.events.append(failed)
                 continue
             work.append(self._work(lane, run, sequence, end))
@@ -347,11 +347,3 @@ class Scheduler:
 
 def _filled_pages(pages: list[PageId], work: Work) -> list[PageId]:
     return pages[work.start // PAGE_TOKENS : work.end // PAGE_TOKENS]
-
-
-def _contained(doing: str, error: Exception) -> KvregError:
-    if isinstance(error, KvregError):
-        return error
-    failure = RequestFailed(f"{doing} failed: {error!r}")
-    failure.__cause__ = error
-    return failure

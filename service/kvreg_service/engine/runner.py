@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvreg_service.core.errors import KvregError, RequestFailed
+from kvreg_service.core.errors import contain
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.pages import PageCopy
 from kvreg_service.core.request import Request
@@ -95,7 +95,7 @@ class ModelRunner:
                 self._move(move)
             result.is_prepared = True
         except Exception as error:  # noqa: BLE001 - contained to the request that is prepared
-            result.failed[plan.preparation.request_id] = _contained("preparing", error)
+            result.failed[plan.preparation.request_id] = contain("preparing", error)
         result.prepare_s = time.perf_counter() - start_s
 
     def _move(self, move: StateMove) -> None:
@@ -122,7 +122,7 @@ class ModelRunner:
             tokens = sample_batch(samplers, logits) if is_argmax else None
         except Exception as error:  # noqa: BLE001 - contained to the requests of this batch
             for one in work:
-                result.failed[one.request_id] = _contained("decoding", error)
+                result.failed[one.request_id] = contain("decoding", error)
             return
         for i, one in enumerate(work):
             if tokens is None:
@@ -145,7 +145,7 @@ class ModelRunner:
             if work.capture_to is not None:
                 self._states.copy(work.slot, work.capture_to)
         except Exception as error:  # noqa: BLE001 - contained to the request of this chunk
-            result.failed[work.request_id] = _contained("prefilling", error)
+            result.failed[work.request_id] = contain("prefilling", error)
             return
         if work.samples:
             self._sample(work, logits, result)
@@ -154,7 +154,7 @@ class ModelRunner:
         try:
             token = self._samplers[work.request_id].sample(logits)
         except Exception as error:  # noqa: BLE001 - contained to the request that draws
-            result.failed[work.request_id] = _contained("sampling", error)
+            result.failed[work.request_id] = contain("sampling", error)
         else:
             self._report(work, logits, token, result)
 
@@ -163,12 +163,3 @@ class ModelRunner:
         if num_logprobs is not None:
             result.logprobs[work.request_id] = token_logprobs(logits, token, num_logprobs)
         result.sampled[work.request_id] = token
-
-
-def _contained(doing: str, error: Exception) -> KvregError:
-    if isinstance(error, KvregError):
-        return error
-    failure = RequestFailed(f"{doing} failed: {error!r}")
-    # The log shows where it came from; the client gets the message only.
-    failure.__cause__ = error
-    return failure
