@@ -33,7 +33,7 @@ also by the client's clock. TTFT is by the client's clock, from messages to firs
 is the oracle model in this process with its cache; it computes each prompt whole. The peer and
 kvreg over HTTP are processes of their own. All run fp32 weights on one thread. kvreg has its
 defaults, one lane and one entry; before each session it is told to forget the one before, which its
-policy would defend for some minutes."""
+policy would defend for some seconds."""
 
 
 @dataclass(frozen=True)
