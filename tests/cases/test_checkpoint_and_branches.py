@@ -8,7 +8,6 @@ import pytest
 from tests.cases.profiles import (
     WITH_REGISTRY,
     Profile,
-    every_profile,
     some_profiles,
     whole_and_streamed,
     with_registry,
@@ -102,7 +101,7 @@ def _edit_second_of_five_turns(serve: Serve, profile: Profile) -> tuple[list[Rep
     return replies, session.server.ask(edited)
 
 
-@every_profile
+@some_profiles
 def test_case_16_answer_follows_the_edited_turn(serve: Serve, profile: Profile) -> None:
     replies, edited = _edit_second_of_five_turns(serve, profile)
     assert "Mila" in replies[-1].text

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.cases.profiles import Profile, every_profile, some_profiles, whole_and_streamed
+from tests.cases.profiles import Profile, some_profiles, whole_and_streamed
 from tests.cases.server import CONTEXT_TOKENS, MODEL, Message, Reply, Serve, Server
 from tests.cases.session import Session, assert_hit
 
@@ -66,7 +66,7 @@ def test_case_65_refusal_does_not_wait_for_a_lane(serve: Serve, prompt_tokens: i
     assert response.status_code == 400
 
 
-@every_profile
+@some_profiles
 def test_case_65_refusal_leaves_the_session_alone(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:

@@ -14,7 +14,6 @@ from tests.cases.profiles import (
     PROFILES,
     WITH_REGISTRY,
     Profile,
-    every_profile,
     with_registry,
     with_registry_and_streams,
 )
@@ -141,7 +140,11 @@ def _newcomer(serve: Serve, profile: Profile, *, is_first: bool) -> Reply:
     return Session(server, 46).begin(**_drawn(server))
 
 
-@every_profile
+@pytest.mark.parametrize(
+    "profile",
+    [Profile(1, 0), Profile(1, 1), Profile(1, 2, "drop"), Profile(2, 0), Profile(2, 2, "drop")],
+    ids=str,
+)
 def test_case_46_newcomer_on_a_used_lane_is_answered_as_on_a_fresh_server(
     serve: Serve, profile: Profile
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.cases.profiles import Profile, some_profiles, with_registry
+from tests.cases.profiles import Profile, some_profiles
 from tests.cases.server import MODEL, Message, Serve, Server
 from tests.cases.session import Session, assert_hit, assert_miss
 
@@ -72,7 +72,7 @@ def test_case_74_cached_tokens_are_zero_where_reuse_is_off(serve: Serve) -> None
         assert (type(cached), cached) == (int, 0)
 
 
-@with_registry
+@pytest.mark.parametrize("profile", [Profile(), Profile(2, 2, "drop")], ids=str)
 def test_case_75_hit_computes_the_answer_and_the_new_turn_only(
     serve: Serve, profile: Profile
 ) -> None:
