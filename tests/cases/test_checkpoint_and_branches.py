@@ -8,7 +8,7 @@ import pytest
 from tests.cases.profiles import (
     WITH_REGISTRY,
     Profile,
-    some_profiles,
+    every_profile,
     whole_and_streamed,
     with_registry,
     with_registry_and_streams,
@@ -56,7 +56,7 @@ def test_case_14_repeated_turn_misses_after_side_requests_where_there_is_no_regi
         assert_miss(repeat)
 
 
-@some_profiles
+@every_profile
 def test_case_14_repeated_turn_gets_the_same_answer(serve: Serve, profile: Profile) -> None:
     first, second, third = _repeat_twice(serve, profile)
     assert first.text == second.text == third.text
@@ -101,7 +101,7 @@ def _edit_second_of_five_turns(serve: Serve, profile: Profile) -> tuple[list[Rep
     return replies, session.server.ask(edited)
 
 
-@some_profiles
+@every_profile
 def test_case_16_answer_follows_the_edited_turn(serve: Serve, profile: Profile) -> None:
     replies, edited = _edit_second_of_five_turns(serve, profile)
     assert "Mila" in replies[-1].text
@@ -109,7 +109,7 @@ def test_case_16_answer_follows_the_edited_turn(serve: Serve, profile: Profile) 
     assert "Mila" not in edited.text
 
 
-@some_profiles
+@every_profile
 def test_case_16_edit_beyond_every_kept_checkpoint_is_a_miss(
     serve: Serve, profile: Profile
 ) -> None:
@@ -166,7 +166,7 @@ REPEATED: dict[str, tuple[list[Message], dict[str, Any]]] = {
 }
 
 
-@some_profiles
+@every_profile
 @pytest.mark.parametrize("tail", REPEATED)
 def test_case_24_exact_repeat_computes_a_token_and_says_the_same(
     serve: Serve, profile: Profile, tail: str
@@ -182,7 +182,7 @@ def test_case_24_exact_repeat_computes_a_token_and_says_the_same(
         assert (repeat.reasoning, repeat.text) == (first.reasoning, first.text)
 
 
-@some_profiles
+@every_profile
 @whole_and_streamed
 def test_case_24_repeat_with_one_token_is_the_beginning_of_the_answer(
     serve: Serve, profile: Profile, stream: bool
@@ -209,7 +209,7 @@ def _drop_system_message_from_the_middle(
     return first, with_notice, session.server.ask([*session.messages, asked])
 
 
-@some_profiles
+@every_profile
 def test_case_27_system_message_in_the_middle_is_served(serve: Serve, profile: Profile) -> None:
     first, with_notice, _ = _drop_system_message_from_the_middle(serve, profile)
     assert_hit(with_notice, first)

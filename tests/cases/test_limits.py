@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.cases.profiles import Profile, some_profiles, whole_and_streamed
+from tests.cases.profiles import Profile, every_profile, whole_and_streamed
 from tests.cases.server import CONTEXT_TOKENS, MODEL, Message, Reply, Serve, Server
 from tests.cases.session import Session, assert_hit
 
@@ -27,7 +27,7 @@ def prompt_tokens(loaded_model: LoadedModel) -> int:
     return len(builder.build(Conversation(LONG)).token_ids)
 
 
-@some_profiles
+@every_profile
 def test_case_65_prompt_beyond_the_context_is_refused_with_both_numbers(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:
@@ -66,7 +66,7 @@ def test_case_65_refusal_does_not_wait_for_a_lane(serve: Serve, prompt_tokens: i
     assert response.status_code == 400
 
 
-@some_profiles
+@every_profile
 def test_case_65_refusal_leaves_the_session_alone(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.cases.profiles import (
     WITH_REGISTRY,
     Profile,
-    some_profiles,
+    every_profile,
     with_registry_and_streams,
     without_registry,
 )
@@ -218,7 +218,7 @@ def test_case_35_bodies_that_are_no_request_are_refused_with_a_reason(serve: Ser
         assert error["message"], content
 
 
-@some_profiles
+@every_profile
 def test_case_35_refused_body_leaves_the_session_alone(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     session = Session(server, 35)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.cases.profiles import Profile, some_profiles
+from tests.cases.profiles import Profile, every_profile
 from tests.cases.server import MODEL, Message, Serve, Server
 from tests.cases.session import Session, assert_hit, assert_miss
 
@@ -25,7 +25,7 @@ def _cached_tokens(usage: dict[str, Any]) -> Any:
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
-@some_profiles
+@every_profile
 def test_case_74_cached_tokens_are_an_integer_on_miss_and_hit(
     serve: Serve, profile: Profile
 ) -> None:
@@ -43,7 +43,7 @@ STREAM_OPTIONS = pytest.mark.parametrize(
 )
 
 
-@some_profiles
+@every_profile
 @STREAM_OPTIONS
 def test_case_74_last_chunk_has_cached_tokens_on_miss_and_hit(
     serve: Serve, profile: Profile, options: dict[str, Any]
@@ -86,7 +86,7 @@ def test_case_75_hit_computes_the_answer_and_the_new_turn_only(
     assert second.computed <= first.completion_tokens + 32
 
 
-@some_profiles
+@every_profile
 def test_case_75_computed_and_cached_add_up_to_the_prompt(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     session = Session(server, 75)
