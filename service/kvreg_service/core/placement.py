@@ -165,6 +165,10 @@ class Placement:
         self.events.append(self._evicted(sequence, reason, entry=entry))
         self.pages.release(sequence.pages, is_kept=True)
 
+    def running(self) -> list[Sequence]:
+        """Return every sequence that a request runs on."""
+        return [lane.sequence for lane in self.lanes if lane.sequence and lane.is_busy]
+
     def kept(self) -> list[Sequence]:
         """Return every sequence at rest."""
         on_lanes = [lane.kept for lane in self.lanes if lane.kept is not None]
@@ -172,8 +176,7 @@ class Placement:
 
     def check_invariants(self) -> None:
         """Raise InvariantBroken when pages, lanes and entries contradict each other."""
-        running = [lane.sequence for lane in self.lanes if lane.sequence and lane.is_busy]
-        kept = self.kept()
+        running, kept = self.running(), self.kept()
         self.pages.check_invariants([s.pages for s in running], [s.pages for s in kept])
         ids = [sequence.sequence_id for sequence in running + kept]
         if len(set(ids)) != len(ids):
@@ -198,8 +201,7 @@ class Placement:
             if entry is not None and self.registry.find(entry) is not None:
                 self.registry.remove(entry)
         kept = self.kept()
-        running = [one.sequence for one in self.lanes if one.sequence and one.is_busy]
-        self.pages.recount([s.pages for s in running], [s.pages for s in kept])
+        self.pages.recount([s.pages for s in self.running()], [s.pages for s in kept])
         for sequence, entry, lane_id in before:
             if not any(sequence is one for one in kept):
                 self.events.append(

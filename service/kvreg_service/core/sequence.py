@@ -58,6 +58,11 @@ class Sequence:
         at_checkpoint = self.checkpoint.position if self.checkpoint else 0
         return max(self.frontier if self.has_current else 0, at_checkpoint)
 
+    @property
+    def num_states(self) -> int:
+        """How many state slots it fills: its frontier's, its checkpoint's, both or none."""
+        return int(self.has_current) + int(self.checkpoint is not None)
+
     def check_invariants(self) -> None:
         """Raise InvariantBroken when positions, ledger and pages contradict each other."""
         if self.checkpoint and self.checkpoint.position > self.frontier:

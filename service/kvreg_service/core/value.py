@@ -33,8 +33,7 @@ class CostModel:
 
     def held_bytes(self, sequence: Sequence) -> int:
         """Return the bytes of the states and pages that the sequence holds."""
-        num_states = int(sequence.has_current) + int(sequence.checkpoint is not None)
-        return num_states * self.slot_bytes + len(sequence.pages) * self.page_bytes
+        return sequence.num_states * self.slot_bytes + len(sequence.pages) * self.page_bytes
 
 
 class EvictionPolicy(Protocol):

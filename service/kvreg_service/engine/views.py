@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvreg_service.core.lane import Lane
 from kvreg_service.core.placement import Placement
 from kvreg_service.core.scheduler import Scheduler
-from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.value import CostModel, EvictionPolicy
 from kvreg_service.engine.interface import (
     EffectiveProfile,
@@ -99,9 +98,4 @@ def _entry_views(
 
 
 def _used_slots(placement: Placement) -> int:
-    running = [lane.sequence for lane in placement.lanes if lane.is_busy and lane.sequence]
-    return sum(_num_states(sequence) for sequence in [*running, *placement.kept()])
-
-
-def _num_states(sequence: Sequence) -> int:
-    return int(sequence.has_current) + int(sequence.checkpoint is not None)
+    return sum(one.num_states for one in [*placement.running(), *placement.kept()])
