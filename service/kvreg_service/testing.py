@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from array import array
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -30,7 +30,9 @@ from kvreg_service.core.errors import (
     Overloaded,
     SessionNotFound,
 )
+from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import (
+    AnchorView,
     Attach,
     EffectiveProfile,
     EntryView,
@@ -47,6 +49,7 @@ from kvreg_service.engine.interface import (
     StateSlotsView,
     TextDelta,
     Timings,
+    Totals,
 )
 
 FAKE_TIMINGS = Timings(queue_s=0.25, attach_s=0.125, prefill_s=0.5, decode_s=2.0, ttft_s=0.875)
@@ -133,7 +136,8 @@ class FakeEngine:
     """An engine that plays scripts. It records what it was asked and how each request ended.
 
     ``scripts`` are played in order; when they are used up, the default one is. ``outcomes`` gets
-    one item per request, when it ends. Entry 0 keeps something until it is dropped.
+    one item per request, when it ends. Entry 0 keeps sequence 7 of tenant ``kept_tenant`` until it
+    is dropped. ``pins`` has the time of every sequence that is pinned.
     """
 
     scripts: list[Script] = field(default_factory=list)
@@ -147,6 +151,11 @@ class FakeEngine:
     requests: list[GenerationRequest] = field(default_factory=list)
     outcomes: queue.Queue[tuple[str, Outcome]] = field(default_factory=queue.Queue)
     kept_entries: set[int] = field(default_factory=lambda: {0})
+    kept_tenant: str = "default"
+    pins: dict[int, float] = field(default_factory=dict)
+    pin_error: KvregError | None = None
+    quotas: dict[str, Quota] = field(default_factory=dict)
+    quota_error: KvregError | None = None
     num_running: int = 0
     _idle: Gate = field(default_factory=Gate)
     _end: Gate = field(default_factory=Gate)
@@ -194,23 +203,35 @@ class FakeEngine:
         if self.is_full:
             raise Overloaded("the queue is full", retry_after_s=2.0)
 
-    def snapshot(self) -> RegistrySnapshot:
-        """Return a registry with one lane and two entries."""
+    def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
+        """Return a registry with one lane and two entries, without what other tenants keep."""
+        is_shown = tenant in (None, self.kept_tenant)
         lane = LaneView(lane_id=0, state="decode" if self.num_running else "empty")
         return RegistrySnapshot(
             profile=FAKE_PROFILE,
             lanes=(lane,),
             entries=tuple(
-                EntryView(entry_id=i, state="kept", sequence_id=7, tokens=65, pages=2)
-                if i in self.kept_entries
+                EntryView(
+                    entry_id=i,
+                    state="kept",
+                    sequence_id=7,
+                    tokens=65,
+                    pages=2,
+                    tenant=self.kept_tenant,
+                    pinned_for_s=self.pins.get(7),
+                )
+                if i in self.kept_entries and is_shown
                 else EntryView(entry_id=i, state="empty")
                 for i in range(FAKE_PROFILE.entries)
+                if tenant is None or (i in self.kept_entries and is_shown)
             ),
+            anchors=(AnchorView(anchor_id=0, state="empty"),) if tenant is None else (),
             pools=(PoolView(name="main", total=8, free=6, referenced=2),),
             state_slots=StateSlotsView(total=6, used=2),
             running=self.num_running,
             queued=0,
             is_draining=self.is_draining,
+            totals=Totals(requests_by_path={}),
         )
 
     def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
@@ -219,11 +240,28 @@ class FakeEngine:
         short = max(0, required - self.available_bytes)
         return FitReport(short == 0, required, self.available_bytes, short)
 
-    def drop_entry(self, entry_id: int) -> None:
+    def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
         """Forget the entry."""
-        if entry_id not in self.kept_entries:
-            raise SessionNotFound(f"entry {entry_id} keeps nothing")
-        self.kept_entries.remove(entry_id)
+        self._require_kept(sequence_id, tenant)
+        self.kept_entries.clear()
+
+    def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
+        """Record the pin, unless ``pin_error`` is set."""
+        self._require_kept(sequence_id, tenant)
+        if self.pin_error is not None:
+            raise self.pin_error
+        self.pins[sequence_id] = ttl_s
+
+    def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
+        """Forget the pin."""
+        self._require_kept(sequence_id, tenant)
+        self.pins.pop(sequence_id, None)
+
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Record the quotas, unless ``quota_error`` is set."""
+        if self.quota_error is not None:
+            raise self.quota_error
+        self.quotas = dict(quotas)
 
     def drain(self) -> None:
         """Refuse what comes from now on."""
@@ -242,6 +280,11 @@ class FakeEngine:
         """Fail what waits at a gate."""
         self.is_closed = True
         self._end.open()
+
+    def _require_kept(self, sequence_id: int, tenant: str | None) -> None:
+        is_kept = sequence_id == 7 and self.kept_entries and tenant in (None, self.kept_tenant)
+        if not is_kept:
+            raise SessionNotFound(f"sequence {sequence_id} is not kept")
 
     async def _pass(self, step: Gate | Exception) -> None:
         if isinstance(step, Exception):

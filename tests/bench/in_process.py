@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, field
 
 from answer import Answer, Messages, decode_rate
-from prompts import unrelated
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.engine.build import LoadedModel, build_engine
@@ -65,11 +64,11 @@ class InProcess:
         return self.ask_all([messages], max_tokens)[0].answer()
 
     def forget(self) -> None:
-        """Push the lane's session into the registry, and give up everything there."""
-        self._runner.run(self._stream(unrelated(), max_tokens=1, retain=False))
-        for entry in self._engine.snapshot().entries:
-            if entry.state == "kept":
-                self._engine.drop_entry(entry.entry_id)
+        """Give up everything that is kept."""
+        snapshot = self._engine.snapshot()
+        for place in (*snapshot.lanes, *snapshot.entries):
+            if place.sequence_id is not None:
+                self._engine.drop_sequence(place.sequence_id)
 
     def ask_all(self, conversations: list[Messages], max_tokens: int) -> list[Stream]:
         """Ask everything at once and wait for the last answer."""

@@ -71,9 +71,10 @@ def test_dropping_an_entry_while_a_step_runs_leaves_its_events_alone(make_bench,
         hold = bench.runner.before_step = Hold(lambda _: True)
         running = asyncio.create_task(bench.ask(third))
         await hold.reached()
-        bench.engine.drop_entry(0)
+        kept = bench.engine.snapshot().entries[0].sequence_id
+        bench.engine.drop_sequence(kept)
         with pytest.raises(SessionNotFound):
-            bench.engine.drop_entry(0)
+            bench.engine.drop_sequence(kept)
         hold.release()
         return await running
 

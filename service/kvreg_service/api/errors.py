@@ -47,6 +47,7 @@ ERROR_TABLE: Mapping[type[errors.KvregError], ErrorShape] = {
     errors.BodyTooLarge: ErrorShape(413, _INVALID),
     errors.UnprocessableBody: ErrorShape(422, _INVALID),
     errors.Unauthorized: ErrorShape(401, "authentication_error"),
+    errors.Forbidden: ErrorShape(403, "permission_error"),
     errors.NotFound: ErrorShape(404, _INVALID),
     errors.SessionNotFound: ErrorShape(404, _INVALID),
     errors.ModelNotFound: ErrorShape(404, _INVALID),
@@ -54,6 +55,7 @@ ERROR_TABLE: Mapping[type[errors.KvregError], ErrorShape] = {
     errors.SessionExpired: ErrorShape(410, _INVALID),
     errors.Conflict: ErrorShape(409, _INVALID),
     errors.SessionBusy: ErrorShape(409, _INVALID),
+    errors.PinRefused: ErrorShape(409, _INVALID),
     errors.Overloaded: ErrorShape(429, "rate_limit_error"),
     errors.Unavailable: ErrorShape(503, _BUSY),
     errors.QueueTimeout: ErrorShape(503, _BUSY),
@@ -72,6 +74,7 @@ MESSAGES_PATH = "/v1/messages"
 # Anthropic's names by status; any other is its name for the client's fault or for the server's.
 _MESSAGES_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel
 
 from kvreg_service.api.context import ApiContext
+from kvreg_service.core.errors import SessionNotFound
 from kvreg_service.engine.interface import RegistrySnapshot
 
 
@@ -28,7 +29,11 @@ def build_registry_router(context: ApiContext) -> APIRouter:
 
     @router.delete("/entries/{entry_id}", summary="Give up what an entry keeps")
     async def drop_entry(entry_id: Annotated[int, Path(ge=0)]) -> DroppedEntry:
-        context.engine.drop_entry(entry_id)
+        entries = {entry.entry_id: entry for entry in context.engine.snapshot().entries}
+        entry = entries.get(entry_id)
+        if entry is None or entry.sequence_id is None:
+            raise SessionNotFound(f"entry {entry_id} does not exist or is empty", entry=entry_id)
+        context.engine.drop_sequence(entry.sequence_id)
         return DroppedEntry(entry_id=entry_id)
 
     return router

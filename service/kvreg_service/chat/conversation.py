@@ -12,7 +12,9 @@ class Conversation:
 
     ``enable_thinking`` and ``preserve_thinking`` reach the template only when they are set, so
     that each template keeps its own default; ``variables`` are further template variables. With
-    ``continue_final_message`` the last message, an assistant's, is left open and continued.
+    ``continue_final_message`` the last message, an assistant's, is left open and continued. The
+    client asks for an anchor behind the messages whose indices are in ``marked_messages``, and with
+    ``marks_tools`` behind the tools.
     """
 
     messages: Sequence[Mapping[str, object]]
@@ -21,6 +23,8 @@ class Conversation:
     preserve_thinking: bool | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
     continue_final_message: bool = False
+    marked_messages: frozenset[int] = frozenset()
+    marks_tools: bool = False
 
     @property
     def template_variables(self) -> dict[str, object]:

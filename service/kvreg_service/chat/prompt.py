@@ -25,6 +25,7 @@ from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
 from kvreg_service.chat.tool_call_parser import parse_answer
 from kvreg_service.core.errors import ContextTooLong, InvalidRequest
+from kvreg_service.core.request import Head
 
 _Render = Callable[[Sequence[Message], bool], str]
 
@@ -51,6 +52,8 @@ class ChatPrompt:
     is_continuation: bool = False
     """The answer goes on inside the assistant message that ends the conversation."""
     history: bytes | None = None
+    heads: tuple[Head, ...] = ()
+    """The beginnings that other conversations may share, the shortest first."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,12 @@ class Unauthorized(KvregError):
     code = "invalid_api_key"
 
 
+class Forbidden(KvregError):
+    """The key is known, and its tenant may not do this."""
+
+    code = "permission_denied"
+
+
 class NotFound(KvregError):
     """The named thing does not exist."""
 
@@ -106,6 +112,12 @@ class SessionBusy(Conflict):
     """The kept sequence is running on a lane."""
 
     code = "session_busy"
+
+
+class PinRefused(Conflict):
+    """Pinning one more sequence would leave too little for everybody else."""
+
+    code = "pin_refused"
 
 
 class Overloaded(KvregError):

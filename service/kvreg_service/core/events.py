@@ -120,6 +120,7 @@ class Evicted(Event):
     entry: EntryId | None
     lane: LaneId | None
     reason: EvictionReason
+    tenant: str
     tokens: int
     held_bytes: int
 

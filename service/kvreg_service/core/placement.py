@@ -165,6 +165,10 @@ class Placement:
         self.events.append(self._evicted(sequence, reason, entry=entry))
         self.pages.release(sequence.pages, is_kept=True)
 
+    def drop(self, sequence: Sequence) -> None:
+        """Give up a sequence at rest because somebody asked for it."""
+        self._give_up_kept(sequence, EvictionReason.REQUESTED)
+
     def running(self) -> list[Sequence]:
         """Return every sequence that a request runs on."""
         return [lane.sequence for lane in self.lanes if lane.sequence and lane.is_busy]
@@ -351,14 +355,17 @@ class Placement:
         if not kept:
             return False
         victim = min(kept, key=lambda s: rank(s, self._policy, alive, now_s))
+        self._give_up_kept(victim, EvictionReason.PAGES_NEEDED)
+        return True
+
+    def _give_up_kept(self, victim: Sequence, reason: EvictionReason) -> None:
         for entry, sequence in self.registry:
             if sequence is victim:
-                self.evict(entry, EvictionReason.PAGES_NEEDED)
-                return True
+                self.evict(entry, reason)
+                return
         for lane in self.lanes:
             if lane.kept is victim:
-                self.give_up(lane, EvictionReason.PAGES_NEEDED)
-        return True
+                self.give_up(lane, reason)
 
     def _rewind_kept_pages(self, sequence: Sequence, position: int) -> None:
         """Give back the pages of a sequence at rest that lie wholly beyond ``position``."""
@@ -404,6 +411,7 @@ class Placement:
             entry=entry,
             lane=lane,
             reason=reason,
+            tenant=sequence.tenant,
             tokens=sequence.reusable_tokens,
             held_bytes=self._cost.held_bytes(sequence),
         )

@@ -11,10 +11,23 @@ from kvreg_service.core.sequence import CheckpointKind
 
 
 @dataclass(frozen=True)
+class Head:
+    """The first ``num_tokens`` tokens of a prompt, which other conversations may begin with too.
+
+    ``is_marked`` says that the client asked for it to be kept.
+    """
+
+    num_tokens: int
+    is_marked: bool = False
+
+
+@dataclass(frozen=True)
 class Request:
     """Immutable from arrival to its terminal event.
 
     ``boundary`` is the token position whose state is worth keeping as the checkpoint, or None.
+    ``heads`` are worth an anchor, the shortest first. The finished sequence is kept for at most
+    ``ttl_s`` seconds.
     """
 
     request_id: RequestId
@@ -27,9 +40,16 @@ class Request:
     retain: bool = True
     may_reuse: bool = True
     priority: int = 0
+    ttl_s: float | None = None
+    heads: tuple[Head, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @property
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt)
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.prompt.identity.tenant

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvreg_service.core.admission import AdmissionPlanner, AdmissionRules
@@ -18,6 +19,8 @@ from kvreg_service.core.errors import (
     KvregError,
     Overloaded,
     QueueTimeout,
+    SessionBusy,
+    SessionNotFound,
     contain,
 )
 from kvreg_service.core.events import (
@@ -31,9 +34,10 @@ from kvreg_service.core.events import (
     ReuseFailed,
     TokenSampled,
 )
-from kvreg_service.core.ids import PAGE_TOKENS, EntryId, PageId, RequestId, pages_for
+from kvreg_service.core.ids import PAGE_TOKENS, EntryId, PageId, RequestId, SequenceId, pages_for
 from kvreg_service.core.lane import Lane, Run
 from kvreg_service.core.placement import Placement
+from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.slots import SlotLayout
@@ -69,12 +73,17 @@ class Scheduler:
         self.limits = limits
         self._rules = rules
         self.placement = Placement(limits.layout, limits.num_pages, rules.policy, cost)
+        self.quotas: Mapping[str, Quota] = {}
         self._queue: deque[Request] = deque()
 
     @property
     def queue_length(self) -> int:
         """Requests that wait for a lane."""
         return len(self._queue)
+
+    def count_queued(self, tenant: str | None = None) -> int:
+        """Return how many requests wait for a lane, of all tenants or of one."""
+        return sum(tenant in (None, request.tenant) for request in self._queue)
 
     @property
     def num_running(self) -> int:
@@ -149,6 +158,57 @@ class Scheduler:
         """
         self.placement.evict(entry, EvictionReason.REQUESTED)
         return [self.placement.events.pop()]
+
+    def drop_sequence(self, sequence_id: SequenceId, tenant: str | None = None) -> list[Event]:
+        """Give up a kept sequence, wherever it rests.
+
+        Returns:
+            The events of it; those of a plan on its way are left to `commit`.
+
+        Raises:
+            SessionNotFound: the tenant, or nobody, keeps such a sequence.
+            SessionBusy: a request runs on it.
+        """
+        self.placement.drop(self._find_kept(sequence_id, tenant))
+        return [self.placement.events.pop()]
+
+    def pin(
+        self, sequence_id: SequenceId, ttl_s: float, now_s: float, tenant: str | None = None
+    ) -> None:
+        """Keep a sequence for ``ttl_s`` seconds whatever else needs its place.
+
+        Raises:
+            SessionNotFound, SessionBusy: as `drop_sequence`.
+        """
+        self._find_kept(sequence_id, tenant).pinned_until_s = now_s + ttl_s
+
+    def unpin(self, sequence_id: SequenceId, tenant: str | None = None) -> None:
+        """Let a sequence be given up again.
+
+        Raises:
+            SessionNotFound, SessionBusy: as `drop_sequence`.
+        """
+        self._find_kept(sequence_id, tenant).pinned_until_s = None
+
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> list[Event]:
+        """Replace the quotas of all tenants.
+
+        Raises:
+            ConfigurationError: together they are more than there is. Nothing changed then.
+        """
+        self.quotas = dict(quotas)
+        return []
+
+    def _find_kept(self, sequence_id: SequenceId, tenant: str | None) -> Sequence:
+        for sequence in self.placement.running():
+            if sequence.sequence_id == sequence_id and tenant in (None, sequence.tenant):
+                raise SessionBusy(
+                    f"a request runs on sequence {sequence_id}", sequence_id=sequence_id
+                )
+        for sequence in self.placement.kept():
+            if sequence.sequence_id == sequence_id and tenant in (None, sequence.tenant):
+                return sequence
+        raise SessionNotFound(f"sequence {sequence_id} is not kept", sequence_id=sequence_id)
 
     def schedule(self, now_s: float) -> StepPlan:
         """Return what to carry out next; an empty plan when there is nothing to do.

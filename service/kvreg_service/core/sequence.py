@@ -47,6 +47,9 @@ class Sequence:
     """The page table: page i holds tokens [64 i, 64 i + 64)."""
     num_hits: int = 0
     priority: int = 0
+    expires_s: float | None = None
+    """When its time to live ends, once it is at rest."""
+    pinned_until_s: float | None = None
     superseded_by: SequenceId | None = None
     """The sequence that went on from this fork's position."""
     family: SequenceId | None = None
@@ -57,6 +60,15 @@ class Sequence:
         """The longest position at which the sequence can be resumed; 0 when there is none."""
         at_checkpoint = self.checkpoint.position if self.checkpoint else 0
         return max(self.frontier if self.has_current else 0, at_checkpoint)
+
+    @property
+    def tenant(self) -> str:
+        """Whose sequence it is."""
+        return self.ledger.identity.tenant
+
+    def is_pinned(self, now_s: float) -> bool:
+        """Whether nobody may take its place or its pages now."""
+        return self.pinned_until_s is not None and now_s < self.pinned_until_s
 
     @property
     def num_states(self) -> int:

@@ -59,6 +59,11 @@ class Answer:
         self._attach_s = 0.0
         self._first_token_s: float | None = None
 
+    @property
+    def admitted(self) -> events.Admitted | None:
+        """How it came onto its lane; None while it has none."""
+        return self._admitted
+
     async def stream(self) -> AsyncIterator[GenerationEvent]:
         """Yield the events as they come, up to and with the last one.
 

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
 from kvreg_service.chat.echo import EchoIndex
@@ -26,12 +27,11 @@ from kvreg_service.core.errors import (
     EngineDown,
     InvalidRequest,
     KvregError,
-    NotFound,
-    SessionNotFound,
 )
 from kvreg_service.core.identity import Identity
-from kvreg_service.core.ids import EntryId, RequestId
+from kvreg_service.core.ids import RequestId, SequenceId
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import CheckpointKind
@@ -49,7 +49,8 @@ from kvreg_service.engine.interface import (
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.engine.runner import Runner
-from kvreg_service.engine.views import build_snapshot
+from kvreg_service.engine.totals import Tally
+from kvreg_service.engine.views import SnapshotBuilder
 from kvreg_service.model.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -77,12 +78,14 @@ class Engine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._scheduler = parts.scheduler
+        self._views = SnapshotBuilder(parts.scheduler, parts.profile, parts.policy, parts.cost)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._answers: dict[RequestId, Answer] = {}
         self._delivery: Delivery[AnswerEvent] = Delivery()
         self._cancelled: list[RequestId] = []
         self._finished: list[Answer] = []
+        self._tallies: defaultdict[str | None, Tally] = defaultdict(Tally)
         self._is_draining = False
         self._is_closing = False
         self._failure: BaseException | None = None
@@ -135,17 +138,14 @@ class Engine:
             self._require_service()
             self._scheduler.require_room()
 
-    def snapshot(self) -> RegistrySnapshot:
-        """Return lanes, entries, pools and the effective profile as they are now."""
-        parts = self._parts
+    def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
+        """Return what is now, or of it what is one tenant's own."""
         with self._lock:
-            return build_snapshot(
-                self._scheduler,
-                parts.profile,
-                parts.policy,
-                parts.cost,
+            return self._views.build(
                 time.monotonic(),
                 is_draining=self._is_draining,
+                totals=self._tallies[tenant].totals(),
+                tenant=tenant,
             )
 
     def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
@@ -172,14 +172,25 @@ class Engine:
             short_by_bytes=plan.short_by_bytes,
         )
 
-    def drop_entry(self, entry_id: int) -> None:
-        """Give up the sequence that an entry keeps, and its pages."""
+    def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
+        """Give up a kept sequence, wherever it rests, and its pages."""
         with self._lock:
-            try:
-                happened = self._scheduler.drop_entry(EntryId(entry_id))
-            except NotFound as error:
-                raise SessionNotFound(error.message, **error.fields) from error
-            self._publish(happened)
+            self._publish(self._scheduler.drop_sequence(SequenceId(sequence_id), tenant))
+
+    def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
+        """Keep a sequence for ``ttl_s`` seconds from now whatever else needs its place."""
+        with self._lock:
+            self._scheduler.pin(SequenceId(sequence_id), ttl_s, time.monotonic(), tenant)
+
+    def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
+        """Let a sequence be given up again."""
+        with self._lock:
+            self._scheduler.unpin(SequenceId(sequence_id), tenant)
+
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Replace the quotas of all tenants."""
+        with self._lock:
+            self._publish(self._scheduler.set_quotas(quotas))
 
     def drain(self) -> None:
         """Take nothing new from now on; queued and running requests still finish."""
@@ -231,7 +242,10 @@ class Engine:
             boundary=position,
             boundary_kind=_boundary_kind(asked.prompt),
             retain=asked.retain and self._parts.options.prefix_reuse,
+            may_reuse=asked.may_reuse,
             priority=asked.priority,
+            ttl_s=asked.ttl_s,
+            heads=asked.prompt.heads,
             sampling=asked.sampling,
         )
 
@@ -357,6 +371,8 @@ class Engine:
                 case events.Cancelled():
                     self._end(event).end_silently()
                 case events.Evicted():
+                    for tally in self._tallies_of(event.tenant):
+                        tally.evictions[event.reason.value] += 1
                     logger.info(
                         "evicted sequence %d (%d tokens, %d bytes): %s",
                         event.sequence_id, event.tokens, event.held_bytes, event.reason.value,
@@ -366,7 +382,14 @@ class Engine:
 
     def _end(self, event: events.Terminal) -> Answer:
         self._parts.runner.forget(event.request_id)
-        return self._answers.pop(event.request_id)
+        answer = self._answers.pop(event.request_id)
+        for tally in self._tallies_of(answer.asked.tenant):
+            tally.count_end(event, answer.admitted, len(answer.output_ids))
+        return answer
+
+    def _tallies_of(self, tenant: str) -> tuple[Tally, Tally]:
+        """The counts of all tenants together, and of one."""
+        return self._tallies[None], self._tallies[tenant]
 
     def _remember_spelling(self, answer: Answer) -> None:
         output = answer.output_ids

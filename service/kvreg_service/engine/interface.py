@@ -6,19 +6,24 @@ the API can be tested with a fake engine and the engine without a server.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvreg_service.core.quota import Quota
 from kvreg_service.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from kvreg_service.chat.prompt import ChatPrompt
 
 ReusePath = Literal[
-    "full_reset", "append_frontier", "restore_turn_checkpoint", "restore_response_checkpoint"
+    "full_reset",
+    "append_frontier",
+    "restore_turn_checkpoint",
+    "restore_response_checkpoint",
+    "restore_anchor",
 ]
-Attach = Literal["none", "registry"]
+Attach = Literal["none", "registry", "anchor"]
 FinishReason = Literal["stop", "length"]
 LaneState = Literal["empty", "retained", "prefill", "decode"]
 EntryState = Literal["empty", "kept"]
@@ -31,7 +36,8 @@ class GenerationRequest:
 
     ``max_tokens`` is at least 1, or None for as many as the context holds; the engine clamps it to
     what the context holds. ``retain`` says whether the finished sequence may be kept for a next
-    turn, for at most ``ttl_s`` seconds when that is given.
+    turn, for at most ``ttl_s`` seconds when that is given. Without ``may_reuse`` the whole prompt
+    is computed, whatever is kept.
     """
 
     request_id: str
@@ -43,6 +49,7 @@ class GenerationRequest:
     tenant: str = "default"
     priority: int = 0
     ttl_s: float | None = None
+    may_reuse: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,7 @@ class LaneView:
     """One lane as it is now.
 
     ``tokens`` and ``pages`` count what its sequence holds; ``age_s`` counts from its last use.
+    ``expires_in_s`` and ``pinned_for_s`` are None without a time to live or a pin.
     """
 
     lane_id: int
@@ -149,6 +157,10 @@ class LaneView:
     frontier: int | None = None
     pages: int = 0
     age_s: float = 0.0
+    tenant: str | None = None
+    priority: int = 0
+    expires_in_s: float | None = None
+    pinned_for_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,50 @@ class EntryView:
     value: float = 0.0
     idle_s: float = 0.0
     num_hits: int = 0
+    tenant: str | None = None
+    priority: int = 0
+    expires_in_s: float | None = None
+    pinned_for_s: float | None = None
+
+
+@dataclass(frozen=True)
+class AnchorView:
+    """One anchor place as it is now.
+
+    ``tokens`` is the length of the shared head; ``is_marked`` says that a client asked for it.
+    """
+
+    anchor_id: int
+    state: EntryState
+    sequence_id: int | None = None
+    tokens: int = 0
+    pages: int = 0
+    bytes: int = 0
+    value: float = 0.0
+    idle_s: float = 0.0
+    num_hits: int = 0
+    tenant: str | None = None
+    is_marked: bool = False
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was counted since the start of the engine.
+
+    A request counts when it ends: under one of ``finished``, ``failed`` and ``cancelled``, and in
+    ``requests_by_path``, or in ``never_started`` when it ended in the queue. ``cached_tokens`` and
+    ``computed_tokens`` partition the prompts of ``requests_by_path``.
+    """
+
+    requests_by_path: dict[ReusePath, int]
+    never_started: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+    evictions_by_reason: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -209,20 +265,27 @@ class EffectiveProfile:
     max_context_tokens: int
     kv_dtype: str
     device: str
+    anchors: int = 0
 
 
 @dataclass(frozen=True)
 class RegistrySnapshot:
-    """All of the above at one moment, taken between two steps."""
+    """All of the above at one moment, taken between two steps.
+
+    In the view of one tenant, places of others are left out, pools and slots count its own, and
+    ``running`` and ``queued`` are its own requests.
+    """
 
     profile: EffectiveProfile
     lanes: tuple[LaneView, ...]
     entries: tuple[EntryView, ...]
+    anchors: tuple[AnchorView, ...]
     pools: tuple[PoolView, ...]
     state_slots: StateSlotsView
     running: int
     queued: int
     is_draining: bool
+    totals: Totals
 
 
 class EngineProtocol(Protocol):
@@ -269,19 +332,57 @@ class EngineProtocol(Protocol):
         """
         ...
 
-    def snapshot(self) -> RegistrySnapshot:
-        """Return lanes, entries, pools and the effective profile as they are now. Never waits."""
+    def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
+        """Return lanes, entries, pools and the effective profile as they are now. Never waits.
+
+        With ``tenant`` only what is that tenant's own.
+        """
         ...
 
     def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
         """Say whether another profile would fit this engine's memory. Changes nothing."""
         ...
 
-    def drop_entry(self, entry_id: int) -> None:
-        """Give up the sequence that an entry keeps, and its pages.
+    def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
+        """Give up a kept sequence, wherever it rests, and its pages.
+
+        With ``tenant`` only one of that tenant's.
 
         Raises:
-            SessionNotFound: There is no such entry, or it is empty.
+            SessionNotFound: No such sequence is kept.
+            SessionBusy: A request runs on it.
+        """
+        ...
+
+    def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
+        """Keep a sequence for ``ttl_s`` seconds from now whatever else needs its place.
+
+        A pin replaces an earlier one, outlasts a time to live, and goes along when a request
+        continues the sequence.
+
+        Raises:
+            SessionNotFound: No such sequence is kept.
+            SessionBusy: A request runs on it.
+            PinRefused: With it, pinned sequences would leave no entry, or no pages for a context.
+        """
+        ...
+
+    def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
+        """Let a sequence be given up again. Idempotent.
+
+        Raises:
+            SessionNotFound: No such sequence is kept.
+            SessionBusy: A request runs on it.
+        """
+        ...
+
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Replace the quotas of all tenants. A tenant without one shares what the others leave.
+
+        Effects: what a tenant keeps beyond its new quota is given up.
+
+        Raises:
+            ConfigurationError: The quotas together are more than there is. Nothing changed then.
         """
         ...
 

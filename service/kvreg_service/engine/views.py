@@ -1,10 +1,17 @@
-"""Builds the frozen views of lanes, entries and pools that the API shows."""
+"""Builds the frozen views of lanes, entries and pools that the API shows.
+
+Owns what a tenant may see: its own places, pages, slots and requests, and nothing from which it
+could tell what others do.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from kvreg_service.core.ids import EntryId
 from kvreg_service.core.lane import Lane
-from kvreg_service.core.placement import Placement
 from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.value import CostModel, EvictionPolicy
 from kvreg_service.engine.interface import (
     EffectiveProfile,
@@ -14,39 +21,108 @@ from kvreg_service.engine.interface import (
     PoolView,
     RegistrySnapshot,
     StateSlotsView,
+    Totals,
 )
 
 
-def build_snapshot(
-    scheduler: Scheduler,
-    profile: EffectiveProfile,
-    policy: EvictionPolicy,
-    cost: CostModel,
-    now_s: float,
-    *,
-    is_draining: bool,
-) -> RegistrySnapshot:
-    """Return everything as it is between two steps. Time: linear in lanes and entries."""
-    placement = scheduler.placement
-    return RegistrySnapshot(
-        profile=profile,
-        lanes=tuple(_lane_view(lane, now_s) for lane in placement.lanes),
-        entries=_entry_views(placement, policy, cost, now_s),
-        pools=(
-            PoolView(
-                name="kv",
-                total=placement.pages.num_pages,
-                free=placement.pages.num_free,
-                referenced=placement.pages.num_pages - placement.pages.num_free,
-            ),
-        ),
-        state_slots=StateSlotsView(
-            total=scheduler.limits.layout.num_slots, used=_used_slots(placement)
-        ),
-        running=scheduler.num_running,
-        queued=scheduler.queue_length,
-        is_draining=is_draining,
-    )
+@dataclass(frozen=True)
+class SnapshotBuilder:
+    """Looks at a scheduler between two steps. Time: linear in lanes and entries."""
+
+    scheduler: Scheduler
+    profile: EffectiveProfile
+    policy: EvictionPolicy
+    cost: CostModel
+
+    def build(
+        self, now_s: float, *, is_draining: bool, totals: Totals, tenant: str | None = None
+    ) -> RegistrySnapshot:
+        """Return everything as it is now, or of it what belongs to ``tenant``."""
+        scheduler = self.scheduler
+        return RegistrySnapshot(
+            profile=self.profile,
+            lanes=self._lanes(now_s, tenant),
+            entries=self._entries(now_s, tenant),
+            anchors=(),
+            pools=(self._pool(tenant),),
+            state_slots=self._slots(tenant),
+            running=sum(one.is_busy and _is_of(one.sequence, tenant) for one in self._all_lanes()),
+            queued=scheduler.count_queued(tenant),
+            is_draining=is_draining,
+            totals=totals,
+        )
+
+    def _all_lanes(self) -> list[Lane]:
+        return self.scheduler.placement.lanes
+
+    def _lanes(self, now_s: float, tenant: str | None) -> tuple[LaneView, ...]:
+        return tuple(
+            _lane_view(lane, now_s) for lane in self._all_lanes() if _is_of(lane.sequence, tenant)
+        )
+
+    def _entries(self, now_s: float, tenant: str | None) -> tuple[EntryView, ...]:
+        registry = self.scheduler.placement.registry
+        views = []
+        for index in range(registry.layout.entries):
+            sequence = registry.find(EntryId(index))
+            if not _is_of(sequence, tenant):
+                continue
+            if sequence is None:
+                views.append(EntryView(index, "empty"))
+            else:
+                views.append(self._entry_view(index, sequence, now_s))
+        return tuple(views)
+
+    def _entry_view(self, index: int, sequence: Sequence, now_s: float) -> EntryView:
+        return EntryView(
+            entry_id=index,
+            state="kept",
+            sequence_id=sequence.sequence_id,
+            tokens=sequence.reusable_tokens,
+            checkpoint_position=_checkpoint_of(sequence),
+            frontier=sequence.frontier if sequence.has_current else None,
+            pages=len(sequence.pages),
+            bytes=self.cost.held_bytes(sequence),
+            value=self.policy.value(sequence, now_s),
+            idle_s=max(0.0, now_s - sequence.last_used_s),
+            num_hits=sequence.num_hits,
+            tenant=sequence.tenant,
+            priority=sequence.priority,
+            expires_in_s=_time_left(sequence.expires_s, now_s),
+            pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
+        )
+
+    def _pool(self, tenant: str | None) -> PoolView:
+        placement = self.scheduler.placement
+        total, referenced = placement.pages.num_pages, placement.pages.num_pages
+        referenced -= placement.pages.num_free
+        if tenant is not None:
+            quota = self.scheduler.quotas.get(tenant)
+            total = total if quota is None else quota.pages
+            owned = [*placement.running(), *placement.kept()]
+            referenced = len({page for one in owned if one.tenant == tenant for page in one.pages})
+            total = max(total, referenced)
+        return PoolView(name="kv", total=total, free=total - referenced, referenced=referenced)
+
+    def _slots(self, tenant: str | None) -> StateSlotsView:
+        placement = self.scheduler.placement
+        owned = [one for one in [*placement.running(), *placement.kept()] if _is_of(one, tenant)]
+        return StateSlotsView(
+            total=self.scheduler.limits.layout.num_slots,
+            used=sum(one.num_states for one in owned),
+        )
+
+
+def _is_of(sequence: Sequence | None, tenant: str | None) -> bool:
+    return tenant is None or (sequence is not None and sequence.tenant == tenant)
+
+
+def _checkpoint_of(sequence: Sequence) -> int | None:
+    return sequence.checkpoint.position if sequence.checkpoint else None
+
+
+def _time_left(until_s: float | None, now_s: float) -> float | None:
+    return max(0.0, until_s - now_s) if until_s is not None else None
 
 
 def _lane_view(lane: Lane, now_s: float) -> LaneView:
@@ -62,40 +138,12 @@ def _lane_view(lane: Lane, now_s: float) -> LaneView:
         request_id=lane.run.request.request_id if lane.run else None,
         sequence_id=sequence.sequence_id,
         tokens=len(sequence.ledger),
-        checkpoint_position=sequence.checkpoint.position if sequence.checkpoint else None,
+        checkpoint_position=_checkpoint_of(sequence),
         frontier=sequence.frontier if sequence.has_current else None,
         pages=len(sequence.pages),
         age_s=max(0.0, now_s - sequence.last_used_s),
+        tenant=sequence.tenant,
+        priority=sequence.priority,
+        expires_in_s=_time_left(sequence.expires_s, now_s),
+        pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
     )
-
-
-def _entry_views(
-    placement: Placement, policy: EvictionPolicy, cost: CostModel, now_s: float
-) -> tuple[EntryView, ...]:
-    kept = dict(placement.registry)
-    views = []
-    for entry in range(placement.registry.layout.entries):
-        sequence = kept.get(entry)  # type: ignore[call-overload]
-        if sequence is None:
-            views.append(EntryView(entry, "empty"))
-            continue
-        views.append(
-            EntryView(
-                entry_id=entry,
-                state="kept",
-                sequence_id=sequence.sequence_id,
-                tokens=sequence.reusable_tokens,
-                checkpoint_position=(sequence.checkpoint.position if sequence.checkpoint else None),
-                frontier=sequence.frontier if sequence.has_current else None,
-                pages=len(sequence.pages),
-                bytes=cost.held_bytes(sequence),
-                value=policy.value(sequence, now_s),
-                idle_s=max(0.0, now_s - sequence.last_used_s),
-                num_hits=sequence.num_hits,
-            )
-        )
-    return tuple(views)
-
-
-def _used_slots(placement: Placement) -> int:
-    return sum(one.num_states for one in [*placement.running(), *placement.kept()])
