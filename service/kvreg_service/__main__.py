@@ -40,8 +40,10 @@ def serve(settings: Settings) -> None:
     from kvreg_service.log_format import install_json_log
     from kvreg_service.model.config import ModelConfig
     from kvreg_service.settings import require_servable
+    from kvreg_service.tenants.directory import KeySource
 
     require_servable(settings)
+    KeySource(settings.api_keys_file, settings.api_keys).require_valid()
     plan_cpu(ModelConfig.from_path(settings.model), engine_options(settings)).require_fit()
     signal.signal(signal.SIGTERM, _end_before_serving)
     with _listen(settings) as listener:

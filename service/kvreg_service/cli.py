@@ -72,6 +72,7 @@ OPTIONS = (
     Option("queue_timeout_s", "S", "Longest wait for a lane. [60]"),
     Option("drain_timeout_s", "S", "Time to finish at the end. [30]"),
     Option("max_body_bytes", "N", "Longest request body. [33554432]"),
+    Option("api_keys_file", "FILE", "JSON or TOML file of tenants and their API keys."),
     Option("profile", "NAME", "Name of the mounted profile."),
     Option("log_level", "LEVEL", "debug, info, warning or error. [info]"),
     Option("config_file", "FILE", "JSON or TOML file of settings."),

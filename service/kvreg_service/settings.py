@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
@@ -31,6 +31,8 @@ FOREIGN_ENV_PREFIXES = ("KVREG_TEST_", "KVREG_CLUSTER_")
 # Kubernetes puts these into every pod beside a Service called "kvreg".
 _SERVICE_LINK = re.compile(r"KVREG_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_.*)?")
 
+_KEY_VARIABLES = tuple(environment_name(name) for name in ("api_keys", "api_keys_file"))
+
 MAX_LANES = 64
 MAX_ENTRIES = 4096
 EvictionName = Literal["cost", "none"]
@@ -39,7 +41,7 @@ EvictionName = Literal["cost", "none"]
 class Settings(BaseSettings):
     """What one engine is asked to be. Use ``load_settings``, which reports every problem at once.
 
-    An environment variable that is set to nothing counts as not set.
+    An environment variable that is set to nothing counts as not set, but for those of the API keys.
     """
 
     model_config = SettingsConfigDict(
@@ -125,6 +127,13 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Longest request body."
     )
+    # A file can change while the engine runs, and a command line or a profile is no secret.
+    api_keys_file: Path | None = Field(
+        default=None, description="JSON or TOML file of tenants and their API keys."
+    )
+    api_keys: SecretStr | None = Field(
+        default=None, description="The same as JSON text, for the environment."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
@@ -151,6 +160,24 @@ class Settings(BaseSettings):
                 "nothing_to_drop",
                 "current_state = drop and entries = 0 exclude each other: "
                 "only entries drop a state; set entries to at least 1 or current_state to keep",
+            )
+        return value
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _form_is_known(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix not in (".json", ".toml"):
+            raise PydanticCustomError("no_form", "must end in .json or .toml")
+        return value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_have_one_source(
+        cls, value: SecretStr | None, info: ValidationInfo
+    ) -> SecretStr | None:
+        if value is not None and info.data.get("api_keys_file") is not None:
+            raise PydanticCustomError(
+                "two_sources", "api_keys and api_keys_file exclude each other; set one of them"
             )
         return value
 
@@ -258,6 +285,9 @@ def _find_unknown_environment_names() -> list[Problem]:
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper.startswith(FOREIGN_ENV_PREFIXES):
             continue
+        if upper in _KEY_VARIABLES and not os.environ[name]:
+            # Taken for not set, it would open the server to everybody.
+            problems.append(Problem(name, None, "environment", "is empty; set it or remove it"))
         if upper not in known:
             limit = "there is no such setting"
             if _SERVICE_LINK.fullmatch(upper):
@@ -281,14 +311,16 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 def _describe(details: ErrorDetails, flags: Mapping[str, object]) -> Problem:
     name = str(details["loc"][0]) if details["loc"] else "settings"
+    # Whatever its name really should have been, a key is not shown.
+    value = None if "api_key" in name.lower() and name != "api_keys_file" else details["input"]
     environment = {key.upper() for key, value in os.environ.items() if value}
     if name in flags:
         origin = flag_name(name)
     elif environment_name(name) in environment:
         origin = environment_name(name)
     elif details["type"] == "extra_forbidden":
-        return Problem(name, details["input"], "config file", "there is no such setting")
+        return Problem(name, value, "config file", "there is no such setting")
     else:
         origin = "config file or default"
     limit = details["msg"].removeprefix("Input ")
-    return Problem(name, details["input"], origin, limit)
+    return Problem(name, value, origin, limit)

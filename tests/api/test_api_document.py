@@ -13,7 +13,10 @@ from kvreg_service.api import chat_request, messages_request
 from kvreg_service.api.chat_request import ChatRequest
 from kvreg_service.api.errors import ERROR_TABLE
 from kvreg_service.api.messages_request import MessagesRequest
+from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import Attach, ReusePath
+from kvreg_service.tenants.key_document import TenantTable, parse_keyring
+from kvreg_service.tenants.keyring import Tenant
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 # Failures of the start, and of what no request can cause alone.
@@ -59,3 +62,14 @@ def test_every_code_is_named(named: set[str]) -> None:
 
 def test_every_reuse_path_is_named(named: set[str]) -> None:
     assert {*get_args(ReusePath), *get_args(Attach)} <= named
+
+
+def test_example_of_a_file_of_keys_is_valid() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    keyring = parse_keyring(example.encode(), "toml", "docs/api.md")
+    assert keyring.quotas == {"alpha": Quota(entries=2, pages=200, anchors=1)}
+    assert keyring.find("sk-operations-51aa") == Tenant("operations", is_admin=True)
+
+
+def test_every_field_of_a_file_of_keys_is_named(named: set[str]) -> None:
+    assert set(TenantTable.model_fields) <= named

@@ -207,6 +207,50 @@ def test_model_may_be_given_a_name() -> None:
     assert load_settings({"served_model_name": "chat"}).model_id == "chat"
 
 
+@pytest.mark.parametrize("name", ["KVREG_API_KEYS", "KVREG_API_KEYS_FILE"])
+def test_keys_set_to_nothing_do_not_open_the_server(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "")
+    assert "is empty" in problems_of()[name].limit
+
+
+def test_keys_have_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVREG_API_KEYS", "sk-secret")
+    problems = problems_of({"api_keys_file": "keys.json"})
+    assert "exclude each other" in problems["api_keys"].limit
+
+
+@pytest.mark.parametrize("name", ["keys", "keys.yaml"])
+def test_file_of_keys_says_its_form(name: str) -> None:
+    assert ".toml" in problems_of({"api_keys_file": name})["api_keys_file"].limit
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"api_keys": {"tenants": {"a": {"keys": ["sk-secret"]}}}},
+        {"api_keys": "sk-secret", "api_keys_file": "keys.json"},
+        {"api_key": "sk-secret"},
+        {"kvreg_api_keys": "sk-secret"},
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_no_problem_shows_a_key(tmp_path: Path, values: dict[str, Any]) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings({"config_file": path})
+    assert "secret" not in caught.value.message
+    assert "secret" not in str(caught.value.fields)
+
+
+def test_settings_do_not_show_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVREG_API_KEYS", "sk-secret")
+    settings = load_settings()
+    assert "secret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
+
+
 def test_profile_hash_ignores_what_decides_neither_memory_nor_reuse() -> None:
     assert load_settings({"port": 1, "log_level": "debug"}).profile_hash == (
         load_settings().profile_hash

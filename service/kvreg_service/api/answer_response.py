@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 from kvreg_service.api.answer_format import AnswerFormat
 from kvreg_service.api.answer_run import AnswerRun
 from kvreg_service.api.asked_answer import AskedAnswer
+from kvreg_service.api.authentication import tenant_of
 from kvreg_service.api.connection import run_while_connected
 from kvreg_service.api.context import ApiContext
 from kvreg_service.api.event_stream import EventStreamResponse
@@ -22,7 +23,7 @@ async def respond(
         KvregError: The request is refused, or failed before its response began.
         ClientDisconnect: The client left before that.
     """
-    run = AnswerRun(context, asked, form)
+    run = AnswerRun(context, asked, form, tenant_of(request).name)
     is_handed_over = False
     try:
         await run_while_connected(request.receive, run.start())

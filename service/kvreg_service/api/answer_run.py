@@ -27,7 +27,10 @@ _logger = logging.getLogger(__name__)
 class AnswerRun:
     """One request: ``start``, then either ``finish`` or ``stream``, and always ``aclose``."""
 
-    def __init__(self, context: ApiContext, asked: AskedAnswer, form: AnswerFormat) -> None:
+    def __init__(
+        self, context: ApiContext, asked: AskedAnswer, form: AnswerFormat, tenant: str
+    ) -> None:
+        self._tenant = tenant
         self._context = context
         self._asked = asked
         self._form = form
@@ -60,6 +63,7 @@ class AnswerRun:
                     sampling=asked.sampling,
                     stop=asked.stop,
                     retain=asked.retain,
+                    tenant=self._tenant,
                     priority=asked.priority,
                     ttl_s=asked.ttl_s,
                 )

@@ -7,6 +7,7 @@ import time
 from fastapi import FastAPI
 
 from kvreg_service.api.admin_route import FitRequest, build_admin_router
+from kvreg_service.api.authentication import Authentication
 from kvreg_service.api.chat_request import ChatRequest
 from kvreg_service.api.chat_route import build_chat_router
 from kvreg_service.api.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
@@ -20,6 +21,7 @@ from kvreg_service.api.registry_route import build_registry_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings
+from kvreg_service.tenants.directory import KeySource, TenantDirectory
 
 
 def create_app(
@@ -36,8 +38,13 @@ def create_app(
     ``sampling_defaults`` apply where a request says nothing (greedy when None), and ``vocab_size``
     limits the token ids of ``logit_bias``. ``keep_alive_s`` is how long a stream may be silent.
 
-    Effects: none on the engine; whoever made it closes it.
+    Effects: sets the quotas of the engine when keys are configured. Whoever made it closes it.
+
+    Raises:
+        ConfigurationError: The configured keys are invalid, or the engine refuses their quotas.
     """
+    keys = KeySource(settings.api_keys_file, settings.api_keys)
+    directory = TenantDirectory(keys, engine.set_quotas)
     context = ApiContext(
         engine=engine,
         prompt_builder=prompt_builder,
@@ -53,6 +60,7 @@ def create_app(
         version="1",
         description="OpenAI's chat completions and Anthropic's messages over kept sessions.",
     )
+    app.add_middleware(Authentication, directory=directory)
     install_error_handlers(app)
     for build_router in (
         build_chat_router,
@@ -63,5 +71,9 @@ def create_app(
         build_health_router,
     ):
         app.include_router(build_router(context))
-    install_openapi(app, bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest))
+    install_openapi(
+        app,
+        bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest),
+        needs_keys=directory.needs_keys,
+    )
     return app

@@ -1,6 +1,7 @@
-"""The OpenAPI document: bodies that the routes read themselves, and the one shape of all errors.
+"""The OpenAPI document: bodies that the routes read themselves, the shape of all errors, the keys.
 
-Owns what the framework cannot know: it neither parses the bodies nor writes the errors.
+Owns what the framework cannot know: it neither parses the bodies nor writes the errors, and does
+not ask for keys.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from kvreg_service.api.authentication import OPEN_PATHS
 from kvreg_service.api.errors import MESSAGES_PATH
 from kvreg_service.api.request_body import RequestBody
 
@@ -61,7 +63,9 @@ def body_schema(model: type[RequestBody]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def install_openapi(app: FastAPI, *, bodies: tuple[type[RequestBody], ...]) -> None:
+def install_openapi(
+    app: FastAPI, *, bodies: tuple[type[RequestBody], ...], needs_keys: bool
+) -> None:
     """Replace the application's document by the complete one, built on first use."""
 
     def build() -> dict[str, Any]:
@@ -74,6 +78,8 @@ def install_openapi(app: FastAPI, *, bodies: tuple[type[RequestBody], ...]) -> N
             )
             _add_models(document, bodies)
             _describe_errors(document)
+            if needs_keys:
+                _describe_keys(document)
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -100,3 +106,13 @@ def _describe_errors(document: dict[str, Any]) -> None:
         for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = error
+
+
+def _describe_keys(document: dict[str, Any]) -> None:
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation["security"] = [] if path in OPEN_PATHS else [{"bearer": []}, {"header": []}]

@@ -1,0 +1,59 @@
+"""Which key is whose: an immutable table of digests. It reads nothing and knows no HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvreg_service.core.quota import Quota
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Whoever shares one set of kept sequences. Without ``quota`` it shares what others leave."""
+
+    name: str
+    quota: Quota | None = None
+    is_admin: bool = False
+
+    @property
+    def view(self) -> str | None:
+        """The one tenant whose places it may see and change; None stands for everybody's."""
+        return None if self.is_admin else self.name
+
+
+# Who calls while no keys are configured.
+DEFAULT_TENANT = Tenant("default", is_admin=True)
+
+
+def digest_of(key: str) -> bytes:
+    """Return the SHA-256 digest of a key, the only form in which one is kept."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+class Keyring:
+    """The keys of all tenants. ``owners`` maps the digest of each key to its tenant's name."""
+
+    def __init__(self, tenants: Mapping[str, Tenant], owners: Mapping[bytes, str]) -> None:
+        self._tenants = dict(tenants)
+        self._owners = dict(owners)
+
+    def __len__(self) -> int:
+        """Count the keys."""
+        return len(self._owners)
+
+    @property
+    def quotas(self) -> dict[str, Quota]:
+        """The quota of every tenant that has one."""
+        return {name: t.quota for name, t in self._tenants.items() if t.quota is not None}
+
+    def find(self, key: str) -> Tenant | None:
+        """Return whose key it is. How long that takes does not depend on the key."""
+        digest = digest_of(key)
+        found: str | None = None
+        for known, name in self._owners.items():
+            if hmac.compare_digest(known, digest):
+                found = name
+        return None if found is None else self._tenants[found]
