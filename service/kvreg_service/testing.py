@@ -137,7 +137,8 @@ class FakeEngine:
 
     ``scripts`` are played in order; when they are used up, the default one is. ``outcomes`` gets
     one item per request, when it ends. Entry 0 keeps sequence 7 of tenant ``kept_tenant`` until it
-    is dropped. ``pins`` has the time of every sequence that is pinned.
+    is dropped. ``pins`` has the time of every sequence that is pinned. With ``change_error`` nothing
+    of that can be changed.
     """
 
     scripts: list[Script] = field(default_factory=list)
@@ -153,7 +154,7 @@ class FakeEngine:
     kept_entries: set[int] = field(default_factory=lambda: {0})
     kept_tenant: str = "default"
     pins: dict[int, float] = field(default_factory=dict)
-    pin_error: KvregError | None = None
+    change_error: KvregError | None = None
     quotas: dict[str, Quota] = field(default_factory=dict)
     quota_error: KvregError | None = None
     num_running: int = 0
@@ -241,19 +242,17 @@ class FakeEngine:
         return FitReport(short == 0, required, self.available_bytes, short)
 
     def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Forget the entry."""
+        """Forget the entry, unless ``change_error`` is set."""
         self._require_kept(sequence_id, tenant)
         self.kept_entries.clear()
 
     def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
-        """Record the pin, unless ``pin_error`` is set."""
+        """Record the pin, unless ``change_error`` is set."""
         self._require_kept(sequence_id, tenant)
-        if self.pin_error is not None:
-            raise self.pin_error
         self.pins[sequence_id] = ttl_s
 
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Forget the pin."""
+        """Forget the pin, unless ``change_error`` is set."""
         self._require_kept(sequence_id, tenant)
         self.pins.pop(sequence_id, None)
 
@@ -285,6 +284,8 @@ class FakeEngine:
         is_kept = sequence_id == 7 and self.kept_entries and tenant in (None, self.kept_tenant)
         if not is_kept:
             raise SessionNotFound(f"sequence {sequence_id} is not kept")
+        if self.change_error is not None:
+            raise self.change_error
 
     async def _pass(self, step: Gate | Exception) -> None:
         if isinstance(step, Exception):

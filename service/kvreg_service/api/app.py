@@ -17,7 +17,7 @@ from kvreg_service.api.messages_request import CountTokensRequest, MessagesReque
 from kvreg_service.api.messages_route import build_messages_router
 from kvreg_service.api.models_route import build_models_router
 from kvreg_service.api.openapi import install_openapi
-from kvreg_service.api.registry_route import build_registry_router
+from kvreg_service.api.registry_route import PinRequest, build_registry_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings
@@ -73,7 +73,7 @@ def create_app(
         app.include_router(build_router(context))
     install_openapi(
         app,
-        bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest),
+        bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest, PinRequest),
         needs_keys=directory.needs_keys,
     )
     return app
