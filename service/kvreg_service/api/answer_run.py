@@ -63,6 +63,7 @@ class AnswerRun:
                     sampling=asked.sampling,
                     stop=asked.stop,
                     retain=asked.retain,
+                    may_reuse=asked.may_reuse,
                     tenant=self._tenant,
                     priority=asked.priority,
                     ttl_s=asked.ttl_s,

@@ -13,6 +13,7 @@ class AskedAnswer:
     """One answer that somebody asks for. Bodies of either API become one of these.
 
     ``max_tokens`` is None for as many as the context holds, ``ttl_s`` for no limit of its own.
+    Without ``may_reuse`` the whole prompt is computed.
     With ``parses_tool_calls`` the calls in the answer are told from its text.
     """
 
@@ -21,6 +22,7 @@ class AskedAnswer:
     max_tokens: int | None
     stop: tuple[str, ...]
     retain: bool
+    may_reuse: bool
     priority: int
     ttl_s: float | None
     parses_tool_calls: bool

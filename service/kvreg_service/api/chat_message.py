@@ -46,7 +46,10 @@ class ToolCall(RequestBody):
 
 
 class ChatMessage(RequestBody):
-    """One message of the conversation, as clients write it or echo it."""
+    """One message of the conversation, as clients write it or echo it.
+
+    ``cache_anchor`` asks that the conversation up to here be kept for others that begin alike.
+    """
 
     role: str
     content: Content | None = None
@@ -55,3 +58,4 @@ class ChatMessage(RequestBody):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    cache_anchor: bool | None = None

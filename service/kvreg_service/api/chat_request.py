@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from kvreg_service.api.asked_answer import AskedAnswer
 from kvreg_service.api.chat_message import ChatMessage
-from kvreg_service.api.extension_fields import ExtensionFields
+from kvreg_service.api.extension_fields import ExtensionFields, require_few_marks
 from kvreg_service.api.request_body import RequestBody, unsupported
 from kvreg_service.api.sampling_fields import SamplingFields
 from kvreg_service.chat.conversation import Conversation
@@ -152,6 +152,12 @@ class ChatRequest(SamplingFields, ExtensionFields):
         return value
 
     @model_validator(mode="after")
+    def _marks_are_few(self) -> Self:
+        num_marks = sum(bool(message.cache_anchor) for message in self.messages)
+        require_few_marks(num_marks, "cache_anchor")
+        return self
+
+    @model_validator(mode="after")
     def _tops_need_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise unsupported("top_logprobs needs logprobs = true")
@@ -180,13 +186,18 @@ class ChatRequest(SamplingFields, ExtensionFields):
 
         ``reasoning_effort: none`` also turns thinking off where no switch says otherwise.
         """
-        return self.converse(
-            [message.model_dump(exclude_none=True) for message in self.messages],
+        conversation = self.converse(
+            [
+                message.model_dump(exclude_none=True, exclude={"cache_anchor"})
+                for message in self.messages
+            ],
             self.tools,
             effort=self.reasoning_effort,
             default_thinking=False if self.reasoning_effort == "none" else None,
             continue_final_message=bool(self.continue_final_message),
         )
+        marked = (i for i, message in enumerate(self.messages) if message.cache_anchor)
+        return replace(conversation, marked_messages=frozenset(marked))
 
     def asked(self, defaults: SamplingParams) -> AskedAnswer:
         """Build what is asked for, with the model's ``defaults`` where nothing is chosen."""
@@ -197,6 +208,7 @@ class ChatRequest(SamplingFields, ExtensionFields):
             max_tokens=self.token_limit,
             stop=self.stop_strings,
             retain=self.retains,
+            may_reuse=self.may_reuse,
             priority=self.priority or 0,
             ttl_s=self.cache_ttl_s,
             parses_tool_calls=self.tool_choice != "none",

@@ -9,7 +9,8 @@ from kvreg_service.api.answer_response import respond
 from kvreg_service.api.chat_request import IGNORED_FIELDS, ChatRequest
 from kvreg_service.api.chat_response import ChatCompletion, ChatFormat
 from kvreg_service.api.context import ApiContext
-from kvreg_service.api.openapi import body_schema
+from kvreg_service.api.extension_headers import read_extension_headers
+from kvreg_service.api.openapi import answer_schema
 from kvreg_service.api.request_body import read_body
 
 _DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
@@ -35,17 +36,19 @@ def build_chat_router(context: ApiContext) -> APIRouter:
         "/v1/chat/completions",
         summary="Create a chat completion",
         description=_DESCRIPTION,
-        openapi_extra=body_schema(ChatRequest),
+        openapi_extra=answer_schema(ChatRequest),
         responses={200: {"model": ChatCompletion, "content": {"text/event-stream": {}}}},
     )
     async def create_chat_completion(request: Request) -> Response:
         body = await read_body(request, ChatRequest, max_bytes=context.max_body_bytes)
         context.require_model(body.model)
+        headers = read_extension_headers(request.headers)
+        asked = body.completed_by(headers).asked(context.sampling_defaults)
         form = ChatFormat(
             context.model_id,
             includes_usage=body.includes_usage,
             includes_logprobs=bool(body.logprobs),
         )
-        return await respond(request, context, body.asked(context.sampling_defaults), form)
+        return await respond(request, context, asked, form)
 
     return router

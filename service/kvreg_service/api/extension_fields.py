@@ -1,4 +1,4 @@
-"""The fields of a body that no cloud service has: thinking, templates and retention."""
+"""The fields of a body that no cloud service has: thinking, templates, reuse and retention."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from kvreg_service.api.extension_headers import MAX_PRIORITY, MAX_TTL_S, ExtensionHeaders
 from kvreg_service.api.request_body import RequestBody, unsupported
 from kvreg_service.chat.conversation import Conversation
 
-_MAX_TTL_S = 30 * 24 * 3600.0
+# As many as Anthropic allows. Each one has the conversation up to it encoded once more.
+MAX_MARKS = 4
 _THINKING_SWITCHES = ("enable_thinking", "preserve_thinking")
 
 
@@ -22,8 +24,10 @@ class ExtensionFields(RequestBody):
 
     retain_prefix: bool | None = None
     prompt_cache_read_only: bool | None = None
-    cache_ttl_s: float | None = Field(default=None, gt=0, le=_MAX_TTL_S)
-    priority: int | None = Field(default=None, ge=-1000, le=1000)
+    reuse_prefix: bool | None = None
+    cache_prompt: bool | None = None
+    cache_ttl_s: float | None = Field(default=None, gt=0, le=MAX_TTL_S)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -41,10 +45,38 @@ class ExtensionFields(RequestBody):
             )
         return self
 
+    @model_validator(mode="after")
+    def _reuse_is_consistent(self) -> Self:
+        if None not in (self.reuse_prefix, self.cache_prompt) and (
+            self.reuse_prefix != self.cache_prompt
+        ):
+            raise unsupported(
+                "reuse_prefix = {reuse} and cache_prompt = {cache} contradict each other",
+                reuse=str(self.reuse_prefix).lower(),
+                cache=str(self.cache_prompt).lower(),
+            )
+        return self
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether the prompt may continue what is kept."""
+        return self.reuse_prefix is not False and self.cache_prompt is not False
+
     @property
     def retains(self) -> bool:
         """Whether the finished sequence may be kept for a next turn."""
         return self.retain_prefix is not False and not self.prompt_cache_read_only
+
+    def completed_by(self, headers: ExtensionHeaders) -> Self:
+        """Return the same body with what it leaves out taken from the headers."""
+        said = {
+            "retain_prefix": (self.retain_prefix, self.prompt_cache_read_only),
+            "reuse_prefix": (self.reuse_prefix, self.cache_prompt),
+            "cache_ttl_s": (self.cache_ttl_s,),
+            "priority": (self.priority,),
+        }
+        left_out = [name for name, values in said.items() if all(x is None for x in values)]
+        return self.model_copy(update={name: getattr(headers, name) for name in left_out})
 
     def converse(
         self,
@@ -76,3 +108,14 @@ class ExtensionFields(RequestBody):
 
 def _first_set(*switches: bool | None) -> bool | None:
     return next((switch for switch in switches if switch is not None), None)
+
+
+def require_few_marks(num_marks: int, name: str) -> None:
+    """Refuse a body that marks more places than are served, for use in a validator."""
+    if num_marks > MAX_MARKS:
+        raise unsupported(
+            "{name} stands in {count} places, and at most {limit} are served",
+            name=name,
+            count=num_marks,
+            limit=MAX_MARKS,
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -22,7 +23,20 @@ ChatDict = dict[str, Any]
 _BILLING_HEADER = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
-class TextBlock(RequestBody):
+class CacheControl(RequestBody):
+    """A mark: others will begin alike up to here. How long it is kept is up to ``cache_ttl_s``."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class MarkableBlock(RequestBody):
+    """What may carry a mark."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(MarkableBlock):
     """Some text."""
 
     type: Literal["text"]
@@ -42,7 +56,7 @@ class RedactedThinkingBlock(RequestBody):
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(RequestBody):
+class ToolUseBlock(MarkableBlock):
     """One call that an earlier answer made."""
 
     type: Literal["tool_use"]
@@ -57,7 +71,7 @@ class OtherBlock(RequestBody):
     type: str
 
 
-class ToolResultBlock(RequestBody):
+class ToolResultBlock(MarkableBlock):
     """What a call came to."""
 
     type: Literal["tool_result"]
@@ -100,19 +114,25 @@ class Message(RequestBody):
     content: BlockContent
 
 
-def chat_messages(
-    system: str | Sequence[Block] | None, messages: Iterable[Message]
-) -> list[ChatDict]:
+@dataclass(frozen=True)
+class Said:
+    """One message of a chat, and whether a block that became part of it carries a mark."""
+
+    message: ChatDict
+    is_marked: bool = False
+
+
+def chat_messages(system: BlockContent | None, messages: Iterable[Message]) -> list[Said]:
     """The same conversation as messages of a chat, the system prompt first.
 
     Raises:
         InvalidRequest: A block is of a kind that is not served in its place; ``param`` names it.
     """
-    result: list[ChatDict] = []
+    result: list[Said] = []
     if system is not None:
         prompt = _system(system, "system")
         # Some clients send the field whether they have something to say or not.
-        result += [prompt] if prompt["content"] else []
+        result += [prompt] if prompt.message["content"] else []
     for i, message in enumerate(messages):
         place = f"messages[{i}].content"
         match message.role:
@@ -125,14 +145,29 @@ def chat_messages(
     return result
 
 
-def _system(content: str | Sequence[Block], place: str) -> ChatDict:
+def count_marks(content: BlockContent | None) -> int:
+    """Count the blocks that carry a mark, those inside of results included."""
+    if content is None or isinstance(content, str):
+        return 0
+    inner = sum(
+        count_marks(block.content) for block in content if isinstance(block, ToolResultBlock)
+    )
+    return inner + sum(_has_mark(block) for block in content)
+
+
+def _has_mark(block: Block) -> bool:
+    return isinstance(block, MarkableBlock) and block.cache_control is not None
+
+
+def _system(content: BlockContent, place: str) -> Said:
     texts = [content] if isinstance(content, str) else _texts(content, place)
-    return {"role": "system", "content": "".join(_BILLING_HEADER.sub("", x) for x in texts)}
+    message = {"role": "system", "content": "".join(_BILLING_HEADER.sub("", x) for x in texts)}
+    return Said(message, count_marks(content) > 0)
 
 
-def _assistant(content: str | Sequence[Block], place: str) -> ChatDict:
+def _assistant(content: BlockContent, place: str) -> Said:
     if isinstance(content, str):
-        return {"role": "assistant", "content": content}
+        return Said({"role": "assistant", "content": content})
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ChatDict] = []
@@ -154,20 +189,24 @@ def _assistant(content: str | Sequence[Block], place: str) -> ChatDict:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    return message
+    return Said(message, count_marks(content) > 0)
 
 
-def _user(content: str | Sequence[Block], place: str) -> list[ChatDict]:
+def _user(content: BlockContent, place: str) -> list[Said]:
     """One message, or several: each result of a tool is a message of its own."""
     if isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    result: list[ChatDict] = []
+        return [Said({"role": "user", "content": content})]
+    result: list[Said] = []
     for j, block in enumerate(content):
+        is_marked = count_marks([block]) > 0
         match block:
             case TextBlock():
-                if not result or result[-1]["role"] != "user":
-                    result.append({"role": "user", "content": ""})
-                result[-1]["content"] += block.text
+                before = Said({"role": "user", "content": ""})
+                if result and result[-1].message["role"] == "user":
+                    before = result.pop()
+                text = before.message["content"] + block.text
+                is_marked = before.is_marked or is_marked
+                result.append(Said({"role": "user", "content": text}, is_marked))
             case ToolResultBlock():
                 said = block.content or ""
                 text = (
@@ -175,10 +214,11 @@ def _user(content: str | Sequence[Block], place: str) -> list[ChatDict]:
                     if isinstance(said, str)
                     else "".join(_texts(said, f"{place}[{j}].content"))
                 )
-                result.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+                message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+                result.append(Said(message, is_marked))
             case _:
                 raise _unserved(block, f"{place}[{j}]", "in a message of a user")
-    return result or [{"role": "user", "content": ""}]
+    return result or [Said({"role": "user", "content": ""})]
 
 
 def _texts(blocks: Sequence[Block], place: str) -> list[str]:

@@ -7,21 +7,29 @@ with the field, its value and what is supported, never silently done otherwise.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvreg_service.api.asked_answer import AskedAnswer
 from kvreg_service.api.chat_request import MAX_STOP_STRINGS, StopString
-from kvreg_service.api.extension_fields import ExtensionFields
-from kvreg_service.api.message_blocks import BlockContent, Message, ToolUseBlock, chat_messages
+from kvreg_service.api.extension_fields import ExtensionFields, require_few_marks
+from kvreg_service.api.message_blocks import (
+    BlockContent,
+    MarkableBlock,
+    Message,
+    ToolUseBlock,
+    chat_messages,
+    count_marks,
+)
 from kvreg_service.api.request_body import RequestBody, unsupported
 from kvreg_service.api.sampling_fields import SamplingFields
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 
-# Accepted from any client and without effect. Marks for the cache are among them: everything is
-# kept that can be.
+# Accepted from any client and without effect. The `cache_control` of the body itself asks for no
+# more than what is done anyway: the whole conversation is kept.
 IGNORED_FIELDS = (
     "cache_control",
     "container",
@@ -38,7 +46,7 @@ IGNORED_FIELDS = (
 _THINKING = {"enabled": True, "disabled": False, "adaptive": None}
 
 
-class Tool(RequestBody):
+class Tool(MarkableBlock):
     """A tool that the client runs, or one of Anthropic's own, which are refused."""
 
     name: str = Field(min_length=1)
@@ -131,6 +139,14 @@ class CountTokensRequest(ExtensionFields):
             raise unsupported("this is not served; leave it out")
         return value
 
+    @model_validator(mode="after")
+    def _marks_are_few(self) -> Self:
+        contents = (self.system, *(message.content for message in self.messages))
+        num_marks = sum(count_marks(content) for content in contents)
+        num_marks += sum(tool.cache_control is not None for tool in self.tools or [])
+        require_few_marks(num_marks, "cache_control")
+        return self
+
     def conversation(self) -> Conversation:
         """Build what the prompt is made of. An assistant's text at the end is gone on with.
 
@@ -142,12 +158,18 @@ class CountTokensRequest(ExtensionFields):
         has_calls = not isinstance(last.content, str) and any(
             isinstance(block, ToolUseBlock) for block in last.content
         )
-        return self.converse(
-            chat_messages(self.system, self.messages),
+        said = chat_messages(self.system, self.messages)
+        conversation = self.converse(
+            [one.message for one in said],
             [_as_function(tool) for tool in self.tools or []],
             effort=effort,
             default_thinking=_THINKING[self.thinking.type] if self.thinking is not None else None,
             continue_final_message=last.role == "assistant" and not has_calls,
+        )
+        return replace(
+            conversation,
+            marked_messages=frozenset(i for i, one in enumerate(said) if one.is_marked),
+            marks_tools=any(tool.cache_control is not None for tool in self.tools or []),
         )
 
 
@@ -170,6 +192,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
             retain=self.retains,
+            may_reuse=self.may_reuse,
             priority=self.priority or 0,
             ttl_s=self.cache_ttl_s,
             parses_tool_calls=self.tool_choice is None or self.tool_choice.type != "none",

@@ -7,9 +7,11 @@ from fastapi.responses import Response
 
 from kvreg_service.api.answer_response import respond
 from kvreg_service.api.context import ApiContext
+from kvreg_service.api.extension_fields import MAX_MARKS
+from kvreg_service.api.extension_headers import read_extension_headers
 from kvreg_service.api.messages_request import IGNORED_FIELDS, CountTokensRequest, MessagesRequest
 from kvreg_service.api.messages_response import AnsweredMessage, MessagesFormat, TokenCount
-from kvreg_service.api.openapi import body_schema
+from kvreg_service.api.openapi import answer_schema, body_schema
 from kvreg_service.api.request_body import read_body
 
 _DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
@@ -19,8 +21,11 @@ the prompt. The last event but one of a stream carries the final `usage` and `ti
 
 A conversation that ends with text of an assistant is gone on with.
 
-Accepted without effect: {", ".join(f"`{name}`" for name in IGNORED_FIELDS)}, `cache_control` of
-blocks and tools, `is_error` of results, signatures, and any field that is not listed."""
+`cache_control` of blocks and tools marks what other conversations will begin with, in at most
+{MAX_MARKS} places; of the body it has no effect.
+
+Accepted without effect: {", ".join(f"`{name}`" for name in IGNORED_FIELDS)}, `is_error` of results,
+signatures, and any field that is not listed."""
 
 
 def build_messages_router(context: ApiContext) -> APIRouter:
@@ -31,13 +36,14 @@ def build_messages_router(context: ApiContext) -> APIRouter:
         "",
         summary="Create a message",
         description=_DESCRIPTION,
-        openapi_extra=body_schema(MessagesRequest),
+        openapi_extra=answer_schema(MessagesRequest),
         responses={200: {"model": AnsweredMessage, "content": {"text/event-stream": {}}}},
     )
     async def create_message(request: Request) -> Response:
         body = await read_body(request, MessagesRequest, max_bytes=context.max_body_bytes)
         context.require_model(body.model)
-        asked = body.asked(context.sampling_defaults)
+        headers = read_extension_headers(request.headers)
+        asked = body.completed_by(headers).asked(context.sampling_defaults)
         return await respond(request, context, asked, MessagesFormat(context.model_id))
 
     @router.post(

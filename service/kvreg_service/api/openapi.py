@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from kvreg_service.api.authentication import OPEN_PATHS
 from kvreg_service.api.errors import MESSAGES_PATH
+from kvreg_service.api.extension_headers import HEADER_SCHEMAS
 from kvreg_service.api.request_body import RequestBody
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -61,6 +62,15 @@ def body_schema(model: type[RequestBody]) -> dict[str, Any]:
     """Build a route's ``openapi_extra`` that says which body it reads."""
     schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def answer_schema(model: type[RequestBody]) -> dict[str, Any]:
+    """Build the same for a route that also reads the headers which stand for fields."""
+    parameters = [
+        {"name": name, "in": "header", "required": False, "schema": schema}
+        for name, schema in HEADER_SCHEMAS.items()
+    ]
+    return {**body_schema(model), "parameters": parameters}
 
 
 def install_openapi(

@@ -1,0 +1,90 @@
+"""Headers that stand for fields of a body, for clients that cannot change what they send.
+
+Owns their names and how their values are written. Their meaning and limits are those of the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvreg_service.core.errors import InvalidRequest
+
+MAX_TTL_S = 30 * 24 * 3600.0
+MAX_PRIORITY = 1000
+
+RETAIN_HEADER = "x-kvreg-retain-prefix"
+REUSE_HEADER = "x-kvreg-reuse-prefix"
+TTL_HEADER = "x-kvreg-cache-ttl-s"
+PRIORITY_HEADER = "x-kvreg-priority"
+
+# As JSON schemas, for the document of the API.
+HEADER_SCHEMAS: Mapping[str, dict[str, object]] = {
+    RETAIN_HEADER: {"type": "boolean"},
+    REUSE_HEADER: {"type": "boolean"},
+    TTL_HEADER: {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL_S},
+    PRIORITY_HEADER: {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+}
+
+_FLAGS = {"true": True, "false": False}
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_INTEGER = re.compile(r"-?[0-9]{1,9}")
+_MAX_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class ExtensionHeaders:
+    """What the headers of a request say; None where they say nothing."""
+
+    retain_prefix: bool | None = None
+    reuse_prefix: bool | None = None
+    cache_ttl_s: float | None = None
+    priority: int | None = None
+
+
+def read_extension_headers(headers: Mapping[str, str]) -> ExtensionHeaders:
+    """Read the headers that are there.
+
+    Raises:
+        InvalidRequest: A value is not served; ``param`` names the header.
+    """
+    return ExtensionHeaders(
+        retain_prefix=_flag(headers, RETAIN_HEADER),
+        reuse_prefix=_flag(headers, REUSE_HEADER),
+        cache_ttl_s=_ttl_s(headers, TTL_HEADER),
+        priority=_priority(headers, PRIORITY_HEADER),
+    )
+
+
+def _flag(headers: Mapping[str, str], name: str) -> bool | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    flag = _FLAGS.get(value.strip().lower())
+    if flag is None:
+        raise _invalid(name, value, "true or false")
+    return flag
+
+
+def _ttl_s(headers: Mapping[str, str], name: str) -> float | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not _DECIMAL.fullmatch(value.strip()) or not 0 < float(value) <= MAX_TTL_S:
+        raise _invalid(name, value, f"a decimal number above 0, at most {MAX_TTL_S:.0f}")
+    return float(value)
+
+
+def _priority(headers: Mapping[str, str], name: str) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not _INTEGER.fullmatch(value.strip()) or abs(int(value)) > MAX_PRIORITY:
+        raise _invalid(name, value, f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return int(value)
+
+
+def _invalid(name: str, value: str, limit: str) -> InvalidRequest:
+    shown = value[:_MAX_SHOWN_CHARACTERS]
+    return InvalidRequest(f"header {name}: must be {limit} (got {shown!r})", param=name)
