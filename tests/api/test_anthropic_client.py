@@ -123,6 +123,18 @@ def test_tokens_are_counted(anthropic_client: anthropic.Anthropic) -> None:
     assert count.input_tokens == len(b"system: Be kind.\nuser: Hi\n")
 
 
+def test_models_are_listed(anthropic_client: anthropic.Anthropic) -> None:
+    (model,) = list(anthropic_client.models.list())
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert model.created_at.tzinfo is not None
+    assert anthropic_client.models.retrieve(MODEL) == model
+
+
+def test_missing_model_raises(anthropic_client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="is not served here"):
+        anthropic_client.models.retrieve("other")
+
+
 def test_failure_in_a_stream_raises_in_the_client(
     anthropic_client: anthropic.Anthropic, engine: FakeEngine
 ) -> None:

@@ -228,7 +228,14 @@ AS_CALL = {
 CONVERSATIONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "text": ({"messages": [USER]}, [USER]),
     "blocks of text": (
-        {"messages": [{"role": "user", "content": [text("a", cache_control={}), text("b")]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [text("a", cache_control={"type": "ephemeral"}), text("b")],
+                }
+            ]
+        },
         [{"role": "user", "content": "ab"}],
     ),
     "no blocks": (

@@ -54,6 +54,41 @@ async def test_probes_tell_the_state_of_the_engine(
     assert seen == expected
 
 
+@pytest.mark.parametrize("path", ["/livez", "/startupz", "/readyz", "/health"])
+@pytest.mark.parametrize(("is_alive", "status"), [(True, 200), (False, 503)])
+def test_probe_may_ask_for_the_head_only(
+    base_url: str, engine: FakeEngine, path: str, is_alive: bool, status: int
+) -> None:
+    engine.is_alive = is_alive
+    response = httpx.head(base_url + path)
+    assert (response.status_code, response.content) == (status, b"")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake-model"])
+async def test_models_have_the_shape_of_the_api_that_asks(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    body = (await client.get(path, headers={"anthropic-version": "2023-06-01"})).json()
+    if path == "/v1/models":
+        assert (body["has_more"], body["first_id"], body["last_id"]) == (
+            False,
+            "fake-model",
+            "fake-model",
+        )
+        (body,) = body["data"]
+    assert {**body, "created_at": None} == {
+        "type": "model",
+        "id": "fake-model",
+        "display_name": "fake-model",
+        "created_at": None,
+    }
+
+
+async def test_missing_model_has_the_error_of_the_api_that_asks(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/models/x", headers={"anthropic-version": "2023-06-01"})
+    assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+
+
 async def test_failing_probe_has_the_body_of_all_errors(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

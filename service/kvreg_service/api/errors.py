@@ -71,6 +71,9 @@ ERROR_TABLE: Mapping[type[errors.KvregError], ErrorShape] = {
 }
 
 MESSAGES_PATH = "/v1/messages"
+_MODELS_PATH = "/v1/models"
+# Every client of Anthropic's sends it.
+_VERSION_HEADER = "anthropic-version"
 # Anthropic's names by status; any other is its name for the client's fault or for the server's.
 _MESSAGES_TYPES = {
     401: "authentication_error",
@@ -129,8 +132,12 @@ def _described(error: Exception) -> tuple[str, ErrorShape, str, str | None]:
     return message, ErrorShape(500, _SERVER), "internal_error", None
 
 
-def _has_messages_body(request: Request) -> bool:
-    return request.url.path.startswith(MESSAGES_PATH)
+def is_of_messages_api(request: Request) -> bool:
+    """Say whether a request is answered as Anthropic would. Both APIs list models at one path."""
+    path: str = request.scope["path"]
+    if path.startswith(_MODELS_PATH):
+        return _VERSION_HEADER in request.headers
+    return path.startswith(MESSAGES_PATH)
 
 
 def response_to(error: errors.KvregError, request: Request) -> JSONResponse:
@@ -146,7 +153,7 @@ def response_to(error: errors.KvregError, request: Request) -> JSONResponse:
 
 
 def _body_for(request: Request, error: Exception) -> dict[str, Any]:
-    return messages_body_of(error) if _has_messages_body(request) else body_of(error)
+    return messages_body_of(error) if is_of_messages_api(request) else body_of(error)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -176,7 +183,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     code = _HTTP_CODES.get(error.status_code, "http_error")
-    if _has_messages_body(request):
+    if is_of_messages_api(request):
         body = messages_error_body(message, status=error.status_code, code=code)
     else:
         body = error_body(message, kind=_INVALID, code=code)

@@ -20,9 +20,15 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": still writing\n\n"
 
 
+# They end no line of an event stream, but many clients split lines as Python does, where they do.
+# In JSON they can only stand inside of strings.
+_LINE_BREAKS = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
+
+
 def sse_data(body: dict[str, Any]) -> bytes:
     """Encode an ordinary event."""
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).translate(_LINE_BREAKS)
+    return f"data: {text}\n\n".encode()
 
 
 def sse_event(name: str, body: dict[str, Any]) -> bytes:

@@ -26,12 +26,15 @@ def build_health_router(context: ApiContext) -> APIRouter:
         if not engine.is_alive:
             raise EngineDown("the step loop of the engine has ended; the process must restart")
 
+    @router.head("/livez", include_in_schema=False)
+    @router.head("/startupz", include_in_schema=False)
     @router.get("/livez", summary="Fails when only a restart helps")
     @router.get("/startupz", summary="Fails until the engine has started")
     async def livez() -> Health:
         require_alive()
         return Health()
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", summary="Fails while new requests are refused")
     async def readyz() -> Health:
         require_alive()
@@ -41,6 +44,7 @@ def build_health_router(context: ApiContext) -> APIRouter:
             raise Unavailable("the engine is not ready")
         return Health()
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Fails when the engine cannot finish what it runs")
     async def health() -> Health:
         require_alive()

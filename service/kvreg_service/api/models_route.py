@@ -1,13 +1,15 @@
-"""``GET /v1/models``: the one model that this engine serves."""
+"""``GET /v1/models``: the one model that this engine serves, in the shape of the caller's API."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from kvreg_service.api.context import ApiContext
+from kvreg_service.api.errors import is_of_messages_api
 
 
 class ModelCard(BaseModel):
@@ -27,6 +29,24 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+class ModelInfo(BaseModel):
+    """A served model, as Anthropic describes one."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+
+
+class ModelPage(BaseModel):
+    """All served models, as Anthropic lists them: a page that is the only one."""
+
+    data: list[ModelInfo]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
+
+
 def build_models_router(context: ApiContext) -> APIRouter:
     """Build the routes."""
     router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -39,13 +59,23 @@ def build_models_router(context: ApiContext) -> APIRouter:
             max_model_len=profile.max_context_tokens,
         )
 
+    def info() -> ModelInfo:
+        created = datetime.fromtimestamp(context.created_s, tz=UTC)
+        return ModelInfo(
+            id=context.model_id,
+            display_name=context.model_id,
+            created_at=created.isoformat().replace("+00:00", "Z"),
+        )
+
     @router.get("", summary="List the served models")
-    async def list_models() -> ModelList:
+    async def list_models(request: Request) -> ModelList | ModelPage:
+        if is_of_messages_api(request):
+            return ModelPage(data=[info()], first_id=context.model_id, last_id=context.model_id)
         return ModelList(data=[card()])
 
     @router.get("/{model_id:path}", summary="Describe one model")
-    async def get_model(model_id: str) -> ModelCard:
+    async def get_model(request: Request, model_id: str) -> ModelCard | ModelInfo:
         context.require_model(model_id)
-        return card()
+        return info() if is_of_messages_api(request) else card()
 
     return router
