@@ -1,8 +1,8 @@
-"""Real servers with the bundled model on loopback sockets, each stopped by its test."""
+"""Real servers with the bundled model behind one loopback socket, each stopped by its test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from kvreg_service.api.app import create_app
 from kvreg_service.api.sampling_defaults import read_sampling_defaults
@@ -28,6 +29,7 @@ from tests.cases.server import (  # noqa: E402
     Serve,
     Server,
 )
+from tests.cases.switchboard import Switchboard  # noqa: E402
 
 _TIMEOUT_S = 60.0
 
@@ -46,6 +48,13 @@ def clients() -> Iterator[Clients]:
         yield Clients(official, http)
 
 
+@pytest.fixture(scope="session")
+def switchboard() -> Iterator[Switchboard]:
+    switchboard = Switchboard()
+    with running_server(switchboard) as switchboard.url:
+        yield switchboard
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every engine in this test."""
@@ -56,21 +65,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def serve(loaded_model: LoadedModel, clients: Clients) -> Iterator[Serve]:
+def serve(loaded_model: LoadedModel, clients: Clients, switchboard: Switchboard) -> Iterator[Serve]:
     """Start servers; each is CLEAN at the end of its test, and then stopped."""
     with ExitStack() as stack:
 
         def start(profile: Profile | None = None, **settings: Any) -> Server:
-            running = _running(loaded_model, clients, profile or Profile(), **settings)
-            return stack.enter_context(running)
+            profile = profile or Profile()
+            app, end_tokens = stack.enter_context(_application(loaded_model, profile, settings))
+            url = stack.enter_context(switchboard.plugged(app))
+            server = Server(url, clients, profile, end_tokens)
+            stack.callback(server.assert_clean)
+            return server
 
         yield start
 
 
 @contextmanager
-def _running(
-    loaded: LoadedModel, clients: Clients, profile: Profile, **given: Any
-) -> Iterator[Server]:
+def _application(
+    loaded: LoadedModel, profile: Profile, given: dict[str, Any]
+) -> Iterator[tuple[FastAPI, Iterable[int]]]:
+    """An application around an engine of its own, and the tokens that end an answer."""
     settings = load_settings(
         {
             **asdict(profile),
@@ -89,9 +103,6 @@ def _running(
             sampling_defaults=read_sampling_defaults(settings.model),
             vocab_size=loaded.config.vocab_size,
         )
-        with running_server(app) as url:
-            server = Server(url, clients, profile, loaded.tokenizer.eos_token_ids)
-            yield server
-            server.assert_clean()
+        yield app, loaded.tokenizer.eos_token_ids
     finally:
         engine.close()

@@ -123,7 +123,7 @@ class Server:
         body = json.dumps({"model": MODEL, "messages": messages, **self.endless, **options})
         address = urlsplit(self._url)
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: kvreg\r\n"
+            f"POST {address.path}/v1/chat/completions HTTP/1.1\r\nHost: kvreg\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body.encode())}\r\n\r\n"
         )
         with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
@@ -173,6 +173,12 @@ class Server:
         """The entries that hold a sequence."""
         return [entry for entry in self.registry()["entries"] if entry["state"] == "kept"]
 
+    def occupied(self) -> list[dict[str, Any]]:
+        """The lanes, entries and anchors that hold a sequence."""
+        registry = self.registry()
+        places = [*registry["lanes"], *registry["entries"], *registry["anchors"]]
+        return [place for place in places if place["sequence_id"] is not None]
+
     def wait_until(self, gauge: Literal["running", "queued"], value: int) -> dict[str, Any]:
         """Wait until the server shows this number, and return all that it shows then."""
         deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
@@ -190,23 +196,14 @@ class Server:
     def assert_clean(self) -> None:
         """CLEAN: with everything kept given up, all is as it was before the first request."""
         self.settle()
-        self._empty_lanes()
-        for entry in self.kept():
-            path = f"/v1/registry/entries/{entry['entry_id']}"
+        for place in self.occupied():
+            path = f"/v1/registry/sequences/{place['sequence_id']}"
             self._http.delete(f"{self._url}{path}").raise_for_status()
         assert self._state() == self._before
 
     def _state(self) -> dict[str, Any]:
         # What was counted differs, and is not given back.
         return {name: value for name, value in self.registry().items() if name != "totals"}
-
-    def _empty_lanes(self) -> None:
-        # A lane has no route to empty it; a request that retains nothing leaves it empty. All at
-        # once, or the second would run on the lane that the first has emptied.
-        with ExitStack() as stack:
-            for _ in range(self.profile.lanes):
-                stack.enter_context(self._stranger(max_tokens=256))
-        self.settle()
 
     @contextmanager
     def _stranger(self, **options: Any) -> Iterator[None]:
