@@ -1,14 +1,16 @@
-"""Cases 74 and 75: what the server says about reuse is there, is a number, and adds up."""
+"""Cases 74 to 77: what the server says about reuse is there, is a number, and adds up."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tests.cases.profiles import Profile, every_profile
-from tests.cases.server import MODEL, Message, Serve, Server
-from tests.cases.session import Session, assert_hit, assert_miss
+from tests.cases.server import MODEL, Message, Reply, Serve, Server
+from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit, assert_miss
 
 
 def _events(server: Server, messages: list[Message], **options: Any) -> list[dict[str, Any]]:
@@ -95,3 +97,101 @@ def test_case_75_computed_and_cached_add_up_to_the_prompt(serve: Serve, profile:
     for reply in replies:
         assert reply.computed + reply.cached == reply.prompt_tokens
         assert reply.computed >= 1
+
+
+def _ask_in_every_way(server: Server) -> list[Reply]:
+    session = Session(server, 76)
+    return [
+        session.begin(),
+        server.ask_side(),
+        session.recall(),
+        server.ask_side(2, retain_prefix=False),
+        session.say("Thanks!", stream=True),
+        server.ask(session.messages),
+    ]
+
+
+@every_profile
+def test_case_76_token_counters_are_the_sums_over_all_answers(
+    serve: Serve, profile: Profile
+) -> None:
+    server = serve(profile)
+    replies = _ask_in_every_way(server)
+    totals = server.settle()["totals"]
+    assert totals["cached_tokens"] == sum(reply.cached for reply in replies)
+    assert totals["computed_tokens"] == sum(reply.computed for reply in replies)
+    assert totals["completion_tokens"] == sum(reply.completion_tokens for reply in replies)
+
+
+@every_profile
+def test_case_76_each_answer_is_counted_under_the_path_that_it_names(
+    serve: Serve, profile: Profile
+) -> None:
+    server = serve(profile)
+    told = Counter(reply.path for reply in _ask_in_every_way(server))
+    totals = server.settle()["totals"]
+    assert +Counter(totals["requests_by_path"]) == told
+    assert (totals["finished"], totals["failed"], totals["cancelled"]) == (told.total(), 0, 0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_case_76_paths_and_requests_that_never_started_are_all_requests(
+    serve: Serve, lanes: int
+) -> None:
+    server = serve(Profile(lanes))
+    session = Session(server, 76)
+    num_finished, num_queued = 3, 4
+    for _ in range(num_finished):
+        session.say("Thanks!")
+    assert server.post_raw(b"{}").status_code == 422
+    with ExitStack() as stack:
+        for _ in range(lanes):
+            stack.enter_context(server.streaming(session.messages_with("Hello!")))
+        for _ in range(num_queued):
+            stack.enter_context(server.unread(session.messages_with("Thanks!")))
+        server.wait_until("queued", num_queued)
+    totals = server.settle()["totals"]
+    assert totals["never_started"] == num_queued
+    assert sum(totals["requests_by_path"].values()) == num_finished + lanes
+    assert (totals["finished"], totals["cancelled"]) == (num_finished, lanes + num_queued)
+    assert totals["failed"] == 0
+
+
+def _fill_every_place(server: Server) -> tuple[list[Reply], dict[str, Any]]:
+    """One turn of as many sessions as there are places."""
+    num_places = server.profile.lanes + server.profile.entries
+    # Lengths on both sides of a page, the same at every number of lanes and entries.
+    sessions = [Session(server, 770 + i, num_notes=3 + 4 * i) for i in range(num_places)]
+    replies = [session.begin() for session in sessions]
+    return replies, server.settle()
+
+
+@every_profile
+def test_case_77_every_place_shows_what_its_session_left_there(
+    serve: Serve, profile: Profile
+) -> None:
+    replies, registry = _fill_every_place(serve(profile))
+    by_checkpoint = {reply.prompt_tokens - BOUNDARY_TOKENS: reply for reply in replies}
+    places = [*registry["lanes"], *registry["entries"]]
+    assert {place["checkpoint_position"] for place in places} == set(by_checkpoint)
+    for place in places:
+        reply = by_checkpoint[place["checkpoint_position"]]
+        # The last token was sampled, and never computed.
+        frontier = reply.prompt_tokens + reply.completion_tokens - 1
+        is_dropped = profile.current_state == "drop" and "entry_id" in place
+        assert place["frontier"] == (None if is_dropped else frontier)
+        assert place["tokens"] == (place["checkpoint_position"] if is_dropped else frontier)
+
+
+@every_profile
+def test_case_77_pools_hold_exactly_what_the_places_hold(serve: Serve, profile: Profile) -> None:
+    _, registry = _fill_every_place(serve(profile))
+    places = [*registry["lanes"], *registry["entries"]]
+    for place in places:
+        assert place["pages"] == -(-place["tokens"] // 64)
+    (pool,) = registry["pools"]
+    assert pool["referenced"] == sum(place["pages"] for place in places)
+    assert pool["free"] + pool["referenced"] == pool["total"]
+    num_states = 2 * profile.lanes + profile.entries * (2 if profile.current_state == "keep" else 1)
+    assert registry["state_slots"] == {"total": num_states, "used": num_states}
+    assert (registry["running"], registry["queued"]) == (0, 0)
