@@ -18,8 +18,8 @@ from kvreg_service.core.errors import InvalidRequest
 
 # Two answers that share no beginning, one of letters and one of digits: some vocabularies join
 # the end of the opener to the one but not to the other.
-_ANSWERS = ("Quite so", "77 of them")
-_QUESTIONS = ("Go on", "4 more")
+ANSWERS = ("Quite so", "77 of them")
+QUESTIONS = ("Go on", "4 more")
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ def find_boundary(
     """
     turns = [
         _next_turn(messages, answer, question, is_continued=is_continued)
-        for answer, question in zip(_ANSWERS, _QUESTIONS, strict=True)
+        for answer, question in zip(ANSWERS, QUESTIONS, strict=True)
     ]
     turn = _stable_len(prompt_ids, turns, encode)
     if messages[-1]["role"] != "tool":
         return Boundary(turn, None)
-    rounds = [[*messages, *_tool_round("", 0)], [*messages, *_tool_round(_ANSWERS[1], 1)]]
+    rounds = [[*messages, *_tool_round("", 0)], [*messages, *_tool_round(ANSWERS[1], 1)]]
     return Boundary(turn, _stable_len(prompt_ids, rounds, encode))
 
 
@@ -72,13 +72,13 @@ def _next_turn(
 def _tool_round(content: str, variant: int) -> list[Message]:
     # Nine letters and digits: some templates refuse ids of another form.
     call_id = f"call0000{variant}"
-    function = {"name": f"tool_{variant}", "arguments": {"key": _QUESTIONS[variant]}}
+    function = {"name": f"tool_{variant}", "arguments": {"key": QUESTIONS[variant]}}
     call = {"id": call_id, "type": "function", "function": function}
     return [
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {
             "role": "tool",
-            "content": _QUESTIONS[variant],
+            "content": QUESTIONS[variant],
             "tool_call_id": call_id,
             "name": f"tool_{variant}",
         },

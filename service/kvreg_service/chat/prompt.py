@@ -15,7 +15,8 @@ from typing import Literal, cast
 from kvreg_service.chat.boundary import Boundary, find_boundary
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.encoded_text import TextEncoder
+from kvreg_service.chat.encoded_text import EncodedText, TextEncoder
+from kvreg_service.chat.heads import find_heads
 from kvreg_service.chat.literals import Literals
 from kvreg_service.chat.messages import Message, normalize_messages
 from kvreg_service.chat.reasoning import THINK_CLOSE, THINK_OPEN
@@ -104,11 +105,19 @@ class PromptBuilder:
         if not encoded.token_ids:
             raise InvalidRequest("the conversation renders to an empty prompt", param="messages")
 
-        def encode(history: Sequence[Message]) -> array[int]:
-            return self._encoder.encode(rendered.render(history, True), like=encoded).token_ids
+        def render(history: Sequence[Message]) -> str:
+            return rendered.render(history, True)
+
+        def encode(probe: str) -> EncodedText:
+            return self._encoder.encode(probe, like=encoded)
 
         is_continued = conversation.continue_final_message
-        boundary = find_boundary(messages, encoded.token_ids, encode, is_continued=is_continued)
+        boundary = find_boundary(
+            messages,
+            encoded.token_ids,
+            lambda history: encode(render(history)).token_ids,
+            is_continued=is_continued,
+        )
         return ChatPrompt(
             token_ids=encoded.token_ids,
             boundary=boundary,
@@ -116,6 +125,7 @@ class PromptBuilder:
             starts_in_reasoning=self._is_reasoning_open(text, is_continued),
             is_continuation=is_continued,
             history=None if is_continued else rendered.history,
+            heads=find_heads(conversation, messages, encoded, render, encode),
         )
 
     def count(self, conversation: Conversation) -> int:

@@ -67,6 +67,38 @@ _TEMPLATES = {
     {{- '<|im_end|>\\n' }}
 {%- endfor %}"""
     + _GENERATION_PROMPT,
+    "default_system": """\
+{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\n' + 'You are a helpful assistant.' + '<|im_end|>\\n' }}
+{%- endif %}
+"""
+    + _CHATML
+    + _GENERATION_PROMPT,
+    "tools_before_first_user": """\
+{%- set system = messages[0].content | trim if messages[0].role == 'system' else '' %}
+{{- '<|im_start|>system\\n' + 'Knowledge ends: December 2023\\n\\n' + system + '<|im_end|>\\n' }}
+{%- set ns = namespace(tools=tools) %}
+{%- for m in (messages[1:] if messages[0].role == 'system' else messages) %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if ns.tools and m.role == 'user' %}
+        {%- for tool in ns.tools %}{{- tool | tojson(indent=4) + '\\n\\n' }}{% endfor %}
+        {%- set ns.tools = none %}
+    {%- endif %}
+    {{- m.content | trim + '<|im_end|>' }}
+{%- endfor %}"""
+    + _GENERATION_PROMPT,
+    "tools_before_last_user": """\
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if loop.last and tools %}{{- '[TOOLS]' + tools | tojson + '[/TOOLS]' }}{% endif %}
+    {%- if m.role == 'system' %}
+        {{- '[SYSTEM_PROMPT]' + m.content + '[/SYSTEM_PROMPT]' }}
+    {%- elif m.role == 'user' %}
+        {{- '[INST]' + m.content + '[/INST]' }}
+    {%- else %}
+        {{- m.content }}
+    {%- endif %}
+{%- endfor %}""",
     "counts_messages": """\
 {{- messages | length }}"""
     + _CHATML
