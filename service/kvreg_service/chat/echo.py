@@ -6,19 +6,20 @@ from there on would be useless. This index holds the segments (runs between adde
 which that happened. A segment is replaced as a whole and by tokens that decode to exactly its
 text, so a splice never changes the text and never crosses an added token.
 
-A segment is known by its text *and* all tokens before it: only the conversation in which it was
-generated is spliced. Another conversation that happens to contain the same text keeps the
-tokenizer's choice, which is what its own kept tokens were made from.
+A segment is known by its tenant, its text *and* all tokens before it: only the conversation in
+which it was generated is spliced. Another conversation that happens to contain the same text keeps
+the tokenizer's choice, which is what its own kept tokens were made from.
 """
 
 from __future__ import annotations
 
 import threading
 from array import array
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
+from kvreg_service.chat.fair_cache import DEFAULT_TENANT, FairCache
 from kvreg_service.chat.tokenizer import Tokenizer
 
 # Answers that differ from the tokenizer's choice are rare; this holds thousands of them.
@@ -26,21 +27,24 @@ MAX_ECHO_TOKENS = 1 << 20
 
 
 class EchoIndex:
-    """Segments with unusual tokens, least recently used first out. Safe to share by threads."""
+    """Segments with unusual tokens, of several tenants. Safe to share by threads."""
 
     def __init__(self, tokenizer: Tokenizer, *, max_tokens: int = MAX_ECHO_TOKENS) -> None:
         self._tokenizer = tokenizer
-        self._max_tokens = max_tokens
-        self._num_tokens = 0
-        self._ids: OrderedDict[tuple[str, bytes], array[int]] = OrderedDict()
-        # How many entries have this text: nearly every look-up ends here, without a digest.
-        self._num_by_text: dict[str, int] = {}
+        self._ids: FairCache[tuple[str, bytes], array[int]] = FairCache(max_tokens)
+        # How many segments have this text: nearly every look-up ends here, without a digest.
+        self._num_by_text: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def record(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+    def record(
+        self,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
         """Note the segments of an answer whose tokens are not the tokenizer's choice.
 
         ``prompt_ids`` is the whole prompt: the answer continues its last segment. The end of
@@ -52,21 +56,20 @@ class EchoIndex:
             start -= 1
         ids.extend(output_ids)
         for first, last in self._segments(ids, start):
-            self._record_segment(ids, first, last)
+            self._record_segment(ids, first, last, tenant)
 
-    def find(self, segment: str, before: array[int]) -> array[int] | None:
-        """The recorded tokens of ``segment`` behind the tokens ``before``, or None.
+    def find(
+        self, segment: str, before: array[int], tenant: str = DEFAULT_TENANT
+    ) -> array[int] | None:
+        """The tokens that were recorded for ``segment`` behind the tokens ``before``, or None.
 
         Effects: the caller must not change the array.
         """
-        if segment not in self._num_by_text:
+        if (tenant, segment) not in self._num_by_text:
             return None
-        key = (segment, _digest(before))
+        digest = _digest(before)
         with self._lock:
-            ids = self._ids.get(key)
-            if ids is not None:
-                self._ids.move_to_end(key)
-            return ids
+            return self._ids.find(tenant, (segment, digest))
 
     def _segments(self, ids: array[int], start: int) -> Iterator[tuple[int, int]]:
         for position in range(start, len(ids)):
@@ -75,30 +78,22 @@ class EchoIndex:
                 start = position + 1
         yield start, len(ids)
 
-    def _record_segment(self, ids: array[int], first: int, last: int) -> None:
+    def _record_segment(self, ids: array[int], first: int, last: int, tenant: str) -> None:
         segment = ids[first:last]
         text = self._tokenizer.decode(segment)
-        if not 0 < len(segment) <= self._max_tokens:
-            return
-        if self._tokenizer.encode_segment(text) == segment:
+        if not segment or self._tokenizer.encode_segment(text, tenant) == segment:
             return
         key = (text, _digest(ids[:first]))
         with self._lock:
-            self._forget(key)
-            self._ids[key] = segment
-            self._num_tokens += len(segment)
-            self._num_by_text[text] = self._num_by_text.get(text, 0) + 1
-            while self._num_tokens > self._max_tokens:
-                self._forget(next(iter(self._ids)))
-
-    def _forget(self, key: tuple[str, bytes]) -> None:
-        ids = self._ids.pop(key, None)
-        if ids is None:
-            return
-        self._num_tokens -= len(ids)
-        self._num_by_text[key[0]] -= 1
-        if not self._num_by_text[key[0]]:
-            del self._num_by_text[key[0]]
+            is_new = self._ids.find(tenant, key) is None
+            dropped = self._ids.put(tenant, key, segment, len(segment))
+            if dropped is None:
+                return
+            self._num_by_text[tenant, text] += is_new
+            for owner, (other, _) in dropped:
+                self._num_by_text[owner, other] -= 1
+                if not self._num_by_text[owner, other]:
+                    del self._num_by_text[owner, other]
 
 
 def _digest(ids: array[int]) -> bytes:

@@ -34,8 +34,8 @@ class TextEncoder:
         self._literals = literals
         self._echo = echo
 
-    def encode(self, text: str, like: EncodedText | None = None) -> EncodedText:
-        """Encode ``text``; what it has in common with ``like`` is taken from there."""
+    def encode(self, text: str, tenant: str, like: EncodedText | None = None) -> EncodedText:
+        """Encode a tenant's ``text``; what it has in common with ``like`` is taken from there."""
         ids = array("i")
         char_cuts: list[int] = []
         token_cuts: list[int] = []
@@ -52,8 +52,10 @@ class TextEncoder:
         position = char_cuts[-1] if char_cuts else 0
         for segment, added_id in self._tokenizer.split(text, position):
             plain = self._literals.reveal(segment)
-            echoed = self._echo.find(plain, ids)
-            ids.extend(self._tokenizer.encode_segment(plain) if echoed is None else echoed)
+            segment_ids = self._echo.find(plain, ids, tenant)
+            if segment_ids is None:
+                segment_ids = self._tokenizer.encode_segment(plain, tenant)
+            ids.extend(segment_ids)
             position += len(segment)
             if added_id is not None:
                 ids.append(added_id)

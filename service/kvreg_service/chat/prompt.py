@@ -16,6 +16,7 @@ from kvreg_service.chat.boundary import Boundary, find_boundary
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.encoded_text import EncodedText, TextEncoder
+from kvreg_service.chat.fair_cache import DEFAULT_TENANT
 from kvreg_service.chat.heads import find_heads
 from kvreg_service.chat.literals import Literals
 from kvreg_service.chat.messages import Message, normalize_messages
@@ -55,6 +56,8 @@ class ChatPrompt:
     history: bytes | None = None
     heads: tuple[Head, ...] = ()
     """The beginnings that other conversations may share, the shortest first."""
+    tenant: str = DEFAULT_TENANT
+    """Whose conversation it is."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,19 @@ class PromptBuilder:
         )
         self._encoder = TextEncoder(tokenizer, self._literals, echo)
 
-    def build(self, conversation: Conversation) -> ChatPrompt:
+    def build(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> ChatPrompt:
         """The prompt that asks for the next answer, or for the rest of the last one.
+
+        Nothing that is remembered of other tenants has a part in it.
 
         Raises:
             InvalidRequest: a message has a shape that no template can render (``param`` names
                 the place), the template refuses the conversation, or nothing can be continued.
         """
-        rendered = self._render_contained(conversation)
+        rendered = self._render_contained(conversation, tenant)
         messages, text = rendered.messages, rendered.text
         self._refuse_hopeless(text)
-        encoded = self._encoder.encode(text)
+        encoded = self._encoder.encode(text, tenant)
         if not encoded.token_ids:
             raise InvalidRequest("the conversation renders to an empty prompt", param="messages")
 
@@ -109,7 +114,7 @@ class PromptBuilder:
             return rendered.render(history, True)
 
         def encode(probe: str) -> EncodedText:
-            return self._encoder.encode(probe, like=encoded)
+            return self._encoder.encode(probe, tenant, like=encoded)
 
         is_continued = conversation.continue_final_message
         boundary = find_boundary(
@@ -126,39 +131,40 @@ class PromptBuilder:
             is_continuation=is_continued,
             history=None if is_continued else rendered.history,
             heads=find_heads(conversation, messages, encoded, render, encode),
+            tenant=tenant,
         )
 
-    def count(self, conversation: Conversation) -> int:
+    def count(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> int:
         """The number of tokens that ``build`` would give; nothing is probed or remembered.
 
         Raises:
             InvalidRequest: as ``build``.
         """
-        rendered = self._render_contained(conversation)
+        rendered = self._render_contained(conversation, tenant)
         self._refuse_hopeless(rendered.text)
-        return len(self._encoder.encode(rendered.text).token_ids)
+        return len(self._encoder.encode(rendered.text, tenant).token_ids)
 
     def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
         """Note how the model spelled its answer, for the prompts in which the client echoes it."""
         if prompt.history is not None:
-            self._spellings.record(prompt.history, answer)
+            self._spellings.record(prompt.tenant, prompt.history, answer)
 
-    def _render_contained(self, conversation: Conversation) -> _Rendered:
+    def _render_contained(self, conversation: Conversation, tenant: str) -> _Rendered:
         try:
-            return self._render(conversation)
+            return self._render(conversation, tenant)
         except RecursionError:
             raise InvalidRequest(
                 "the conversation holds a value that is nested too deeply", param="messages"
             ) from None
 
-    def _render(self, conversation: Conversation) -> _Rendered:
+    def _render(self, conversation: Conversation, tenant: str) -> _Rendered:
         said = normalize_messages(conversation.messages)
         messages = self._literals.protect_messages(said)
         render = self._renderer(conversation)
         chain = digests(said) if conversation.tools else []
         # What is continued keeps the form in which it can be left open.
         num_closed = len(said) - 1 if conversation.continue_final_message else len(said)
-        respelling = Respelling(self._known_spellings(said, chain[:num_closed])).confirmed(
+        respelling = Respelling(self._known_spellings(said, chain[:num_closed], tenant)).confirmed(
             messages,
             lambda plain: render(plain, True),
             lambda text, i: self._reads_as(text, said[i], conversation),
@@ -175,11 +181,11 @@ class PromptBuilder:
         return _Rendered(messages, text, render_respelled, chain[-1] if chain else None)
 
     def _known_spellings(
-        self, messages: Sequence[Message], chain: Sequence[bytes]
+        self, messages: Sequence[Message], chain: Sequence[bytes], tenant: str
     ) -> dict[int, str]:
         """How the model spelled the calls in these messages, as far as it is remembered."""
         found = {
-            i: self._spellings.find(digest)
+            i: self._spellings.find(tenant, digest)
             for i, digest in enumerate(chain)
             if messages[i]["role"] == "assistant" and "tool_calls" in messages[i]
         }

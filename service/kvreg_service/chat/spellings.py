@@ -2,8 +2,8 @@
 
 A client sends a call back as a name and JSON arguments, and the template writes it anew: in its
 own white space, key order and numbers, which need not be those of the model. This index holds the
-text that the model wrote, by what it means *and* by all that was said before: only the
-conversation in which it was written gets it back. What is put in its place, and whether it may
+text that the model wrote, by its tenant, by what it means *and* by all that was said before: only
+the conversation in which it was written gets it back. What is put in its place, and whether it may
 be, is decided by `respelling`.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from kvreg_service.chat.fair_cache import FairCache
 from kvreg_service.chat.messages import Message
 from kvreg_service.chat.tool_call import ToolCall
 
@@ -40,37 +40,25 @@ class SpelledAnswer:
 
 
 class SpellingIndex:
-    """Answers by digest, least recently used first out. Safe to share by threads."""
+    """Answers of several tenants by digest. Safe to share by threads."""
 
     def __init__(self, *, max_characters: int = MAX_SPELLED_CHARACTERS) -> None:
-        self._max_characters = max_characters
-        self._num_characters = 0
-        self._spellings: OrderedDict[bytes, str] = OrderedDict()
+        self._spellings: FairCache[bytes, str] = FairCache(max_characters)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._spellings)
 
-    def record(self, history: bytes, answer: SpelledAnswer) -> None:
+    def record(self, tenant: str, history: bytes, answer: SpelledAnswer) -> None:
         """Note an answer to the conversation with this digest. A later spelling replaces it."""
-        spelling = answer.spelling
-        if len(spelling) > self._max_characters:
-            return
         key = digest_after(history, answer.as_message())
         with self._lock:
-            self._num_characters -= len(self._spellings.pop(key, ""))
-            self._spellings[key] = spelling
-            self._num_characters += len(spelling)
-            while self._num_characters > self._max_characters:
-                self._num_characters -= len(self._spellings.popitem(last=False)[1])
+            self._spellings.put(tenant, key, answer.spelling, len(answer.spelling))
 
-    def find(self, digest: bytes) -> str | None:
+    def find(self, tenant: str, digest: bytes) -> str | None:
         """The spelling of the message with which a conversation reaches this digest, or None."""
         with self._lock:
-            spelling = self._spellings.get(digest)
-            if spelling is not None:
-                self._spellings.move_to_end(digest)
-            return spelling
+            return self._spellings.find(tenant, digest)
 
 
 def digests(messages: Iterable[Message]) -> list[bytes]:

@@ -2,7 +2,8 @@
 
 Owns the vocabulary of one model and the cache of encoded segments. A *segment* is a run of text
 between two added tokens (``<|im_start|>``, ``<think>`` ...); the vocabulary encodes each segment
-by itself, so encoding segment by segment equals encoding the whole. It does not know templates,
+by itself, so encoding segment by segment equals encoding the whole. Each tenant has its own part of
+the cache: how long a text takes must not tell what others wrote. It does not know templates,
 messages or which text came from a client.
 """
 
@@ -12,13 +13,13 @@ import json
 import re
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
 import tokenizers  # type: ignore[import-untyped]
 
+from kvreg_service.chat.fair_cache import DEFAULT_TENANT, FairCache
 from kvreg_service.core.errors import CheckpointError
 
 # About twenty conversations of 200,000 tokens; the ids take about as many bytes as the text.
@@ -62,7 +63,8 @@ class Tokenizer:
         self.vocab_size = whole.get_vocab_size(with_added_tokens=True)
         self.digest = sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
         self.eos_token_ids = frozenset(self._resolve_eos(eos_tokens))
-        self._segments = _SegmentCache(max_cached_characters)
+        self._segments: FairCache[str, array[int]] = FairCache(max_cached_characters)
+        self._lock = threading.Lock()
         self._refuse_unless_segments_stand_alone(whole)
 
     @classmethod
@@ -90,14 +92,15 @@ class Tokenizer:
                 ids.append(added_id)
         return ids
 
-    def encode_segment(self, segment: str) -> array[int]:
+    def encode_segment(self, segment: str, tenant: str = DEFAULT_TENANT) -> array[int]:
         """Token ids of ``segment`` as ordinary text, even where it spells out an added token.
 
         Effects: the caller must not change the array; the cache keeps it.
         """
         if not segment:
             return array("i")
-        ids = self._segments.find(segment)
+        with self._lock:
+            ids = self._segments.find(tenant, segment)
         if ids is None:
             text = segment
             if not segment.isascii():
@@ -105,7 +108,8 @@ class Tokenizer:
             # A batch lets other threads run meanwhile; a single text does not.
             (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
             ids = array("i", encoding.ids)
-            self._segments.put(segment, ids)
+            with self._lock:
+                self._segments.put(tenant, segment, ids, len(segment))
         return ids
 
     def split(self, text: str, start: int = 0) -> Iterator[tuple[str, int | None]]:
@@ -158,34 +162,6 @@ class Tokenizer:
                     "which this engine does not support",
                     token=token,
                 )
-
-
-class _SegmentCache:
-    """Least recently used segments and their ids, bounded by the characters held."""
-
-    def __init__(self, max_characters: int) -> None:
-        self._max_characters = max_characters
-        self._num_characters = 0
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, segment: str) -> array[int] | None:
-        with self._lock:
-            ids = self._ids.get(segment)
-            if ids is not None:
-                self._ids.move_to_end(segment)
-            return ids
-
-    def put(self, segment: str, ids: array[int]) -> None:
-        if len(segment) > self._max_characters:
-            return
-        with self._lock:
-            if segment not in self._ids:
-                self._num_characters += len(segment)
-            self._ids[segment] = ids
-            while self._num_characters > self._max_characters:
-                oldest, _ = self._ids.popitem(last=False)
-                self._num_characters -= len(oldest)
 
 
 def _build(definition: Mapping[str, object]) -> tokenizers.Tokenizer:

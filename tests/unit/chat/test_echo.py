@@ -28,8 +28,9 @@ class Talk:
         self.echo = EchoIndex(tokenizer, max_tokens=max_tokens)
         self._builder = PromptBuilder(tokenizer, template, self.echo)
 
-    def prompt(self, *messages: dict[str, str]) -> list[int]:
-        return list(self._builder.build(Conversation(messages, preserve_thinking=True)).token_ids)
+    def prompt(self, *messages: dict[str, str], tenant: str = "default") -> list[int]:
+        conversation = Conversation(messages, preserve_thinking=True)
+        return list(self._builder.build(conversation, tenant).token_ids)
 
     def answer(self, ids: list[int], user: dict[str, str] = _USER) -> list[int]:
         """Let the model answer ``ids`` to ``user``; the prompt and the answer come back."""
@@ -37,8 +38,11 @@ class Talk:
         self.echo.record(prompt, ids)
         return prompt + ids
 
-    def echoed(self, ids: list[int], user: dict[str, str] = _USER) -> list[int]:
-        return self.prompt(user, {"role": "assistant", "content": self.tokenizer.decode(ids)})
+    def echoed(
+        self, ids: list[int], user: dict[str, str] = _USER, tenant: str = "default"
+    ) -> list[int]:
+        answer = {"role": "assistant", "content": self.tokenizer.decode(ids)}
+        return self.prompt(user, answer, tenant=tenant)
 
 
 @pytest.fixture
@@ -88,6 +92,31 @@ def test_two_conversations_keep_their_own_tokens(talk: Talk, spelled: list[int])
     first, second = talk.answer(spelled), talk.answer(other, _OTHER_USER)
     assert talk.echoed(spelled)[: len(first)] == first
     assert talk.echoed(other, _OTHER_USER)[: len(second)] == second
+
+
+def test_another_tenant_keeps_the_choice_of_the_tokenizer(talk: Talk, spelled: list[int]) -> None:
+    before = talk.echoed(spelled, tenant="other")
+    talk.answer(spelled)
+    assert talk.echoed(spelled, tenant="other") == before
+
+
+def test_a_tenant_gets_its_own_tokens_back(talk: Talk, spelled: list[int]) -> None:
+    (no,) = talk.tokenizer.encode("No")
+    other = [no, *spelled[2:]]
+    ledger = talk.answer(spelled)
+    talk.echo.record(talk.prompt(_USER), other, "other")
+    assert talk.echoed(spelled)[: len(ledger)] == ledger
+    assert talk.echoed(other, tenant="other")[: len(ledger) - 1] == talk.prompt(_USER) + other
+
+
+def test_many_answers_of_a_tenant_leave_those_of_another(
+    tokenizer: Tokenizer, template_of: TemplateOf, spelled: list[int]
+) -> None:
+    talk = Talk(tokenizer, template_of("reference"), max_tokens=3 * len(spelled))
+    ledger = talk.answer(spelled)
+    for number in range(10):
+        talk.echo.record(talk.prompt({"role": "user", "content": f"{number}?"}), spelled, "other")
+    assert talk.echoed(spelled)[: len(ledger)] == ledger
 
 
 def test_a_later_turn_still_gets_every_splice(talk: Talk, spelled: list[int]) -> None:

@@ -424,9 +424,9 @@ class CountingTokenizer(Tokenizer):
 
     num_characters = 0
 
-    def encode_segment(self, segment: str) -> array[int]:
+    def encode_segment(self, segment: str, tenant: str = "default") -> array[int]:
         self.num_characters += len(segment)
-        return super().encode_segment(segment)
+        return super().encode_segment(segment, tenant)
 
 
 @pytest.fixture

@@ -207,9 +207,9 @@ class CountingTokenizer(Tokenizer):
 
     num_characters = 0
 
-    def encode_segment(self, segment: str) -> array[int]:
+    def encode_segment(self, segment: str, tenant: str = "default") -> array[int]:
         self.num_characters += len(segment)
-        return super().encode_segment(segment)
+        return super().encode_segment(segment, tenant)
 
 
 def test_the_probes_encode_only_what_the_prompt_lacks(

@@ -22,13 +22,13 @@ def _echo(*calls: dict[str, object], content: object = "So:", **more: object) ->
 
 def _found(index: SpellingIndex, *messages: dict[str, object]) -> str | None:
     normal: list[Message] = normalize_messages(list(messages))
-    return index.find(digests(normal)[-1])
+    return index.find("a tenant", digests(normal)[-1])
 
 
 @pytest.fixture
 def index() -> SpellingIndex:
     index = SpellingIndex()
-    index.record(digests(normalize_messages([_USER]))[-1], _ANSWER)
+    index.record("a tenant", digests(normalize_messages([_USER]))[-1], _ANSWER)
     return index
 
 
@@ -85,6 +85,20 @@ def test_another_conversation_does_not_know_it(
     assert _found(index, *history, echo) is None
 
 
+def test_another_tenant_does_not_know_it(index: SpellingIndex) -> None:
+    echo = normalize_messages([_USER, _echo(_call('{"at": "sky", "days": 3}'))])
+    assert index.find("another tenant", digests(echo)[-1]) is None
+
+
+def test_many_answers_of_another_tenant_leave_it() -> None:
+    index = SpellingIndex(max_characters=24)
+    history = digests(normalize_messages([_USER]))[-1]
+    index.record("a tenant", history, _ANSWER)
+    for name in range(10):
+        index.record("another tenant", bytes([name]), _ANSWER)
+    assert _found(index, _USER, _echo(_call('{"at": "sky", "days": 3}'))) == "SPELLING"
+
+
 def test_ids_in_the_history_make_no_difference() -> None:
     def history(call_id: str) -> list[dict[str, object]]:
         result = {"role": "tool", "content": "blue", "tool_call_id": call_id}
@@ -96,7 +110,7 @@ def test_ids_in_the_history_make_no_difference() -> None:
 
 def test_a_later_spelling_replaces_an_earlier_one(index: SpellingIndex) -> None:
     later = SpelledAnswer(_ANSWER.content, _ANSWER.calls, "OTHER")
-    index.record(digests(normalize_messages([_USER]))[-1], later)
+    index.record("a tenant", digests(normalize_messages([_USER]))[-1], later)
     assert _found(index, _USER, _echo(_call('{"at": "sky", "days": 3}'))) == "OTHER"
     assert len(index) == 1
 
@@ -104,22 +118,22 @@ def test_a_later_spelling_replaces_an_earlier_one(index: SpellingIndex) -> None:
 def test_the_oldest_makes_room() -> None:
     index = SpellingIndex(max_characters=20)
     for history in (b"a", b"b", b"c"):
-        index.record(history, _ANSWER)
+        index.record("a tenant", history, _ANSWER)
     assert len(index) == 2
 
 
 def test_what_was_used_is_not_the_oldest() -> None:
     index = SpellingIndex(max_characters=20)
     history = digests(normalize_messages([_USER]))[-1]
-    index.record(history, _ANSWER)
-    index.record(b"b", _ANSWER)
+    index.record("a tenant", history, _ANSWER)
+    index.record("a tenant", b"b", _ANSWER)
     echo = _echo(_call('{"at": "sky", "days": 3}'))
     _found(index, _USER, echo)
-    index.record(b"c", _ANSWER)
+    index.record("a tenant", b"c", _ANSWER)
     assert _found(index, _USER, echo) == "SPELLING"
 
 
 def test_what_is_larger_than_the_bound_is_not_kept() -> None:
     index = SpellingIndex(max_characters=7)
-    index.record(b"a", _ANSWER)
+    index.record("a tenant", b"a", _ANSWER)
     assert len(index) == 0

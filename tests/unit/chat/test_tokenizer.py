@@ -58,6 +58,13 @@ def test_a_tiny_cache_changes_no_id(
     assert [tiny_cache_tokenizer.encode(text) for text in texts] == expected
 
 
+def test_a_tenant_does_not_find_what_another_had_encoded(definition: dict[str, Any]) -> None:
+    tokenizer = Tokenizer(definition)
+    first, again = (tokenizer.encode_segment("a secret", "a") for _ in range(2))
+    assert again is first
+    assert tokenizer.encode_segment("a secret", "b") is not first
+
+
 def test_at_one_place_the_longest_added_token_wins(definition: dict[str, Any]) -> None:
     longer = {**definition["added_tokens"][-1], "id": 2048, "content": "<|im_end|>!"}
     content = {**definition, "added_tokens": [*definition["added_tokens"], longer]}

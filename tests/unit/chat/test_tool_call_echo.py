@@ -56,8 +56,10 @@ SPELLINGS = {
 }
 
 
-def ask(builder: PromptBuilder, *messages: Message, **more: Any) -> ChatPrompt:
-    return builder.build(Conversation(messages, tools=TOOLS, **more))
+def ask(
+    builder: PromptBuilder, *messages: Message, tenant: str = "default", **more: Any
+) -> ChatPrompt:
+    return builder.build(Conversation(messages, tools=TOOLS, **more), tenant)
 
 
 def answer(builder: PromptBuilder, prompt: ChatPrompt, spelling: str) -> Message:
@@ -143,6 +145,26 @@ def test_what_was_not_remembered_has_the_form_of_the_template(
     builder, other = builder_of("reference"), builder_of("reference")
     echo = answer(other, ask(other, USER), SPELLINGS["json"])
     assert BY_TEMPLATE in tokenizer.decode(ask(builder, USER, echo, result()).token_ids)
+
+
+def test_what_another_tenant_was_told_has_the_form_of_the_template(
+    builder_of: BuilderOf, tokenizer: Tokenizer
+) -> None:
+    builder = builder_of("reference")
+    echo = answer(builder, ask(builder, USER, tenant="other"), SPELLINGS["json"])
+    assert BY_TEMPLATE in tokenizer.decode(ask(builder, USER, echo, result()).token_ids)
+
+
+def test_each_tenant_has_the_spelling_that_it_was_told(
+    builder_of: BuilderOf, tokenizer: Tokenizer
+) -> None:
+    builder = builder_of("reference")
+    told = {"a": SPELLINGS["json"], "b": SPELLINGS["other numbers"]}
+    for tenant, spelling in told.items():
+        echo = answer(builder, ask(builder, USER, tenant=tenant), spelling)
+    for tenant, spelling in told.items():
+        prompt = ask(builder, USER, echo, result(), tenant=tenant)
+        assert spelling in tokenizer.decode(prompt.token_ids)
 
 
 @pytest.mark.parametrize("change", [{"content": "Let me see."}, {"tool_calls": []}], ids=str)
@@ -239,7 +261,9 @@ def test_counting_equals_building(builder_of: BuilderOf) -> None:
     builder = builder_of("reference")
     echo = answer(builder, ask(builder, USER), SPELLINGS["json"])
     conversation = Conversation([USER, echo, result()], tools=TOOLS)
-    assert builder.count(conversation) == len(builder.build(conversation).token_ids)
+    for tenant in ("default", "other"):
+        counted = builder.count(conversation, tenant)
+        assert counted == len(builder.build(conversation, tenant).token_ids)
 
 
 def test_a_value_that_is_nested_too_deeply_is_refused(builder_of: BuilderOf) -> None:
