@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: setup serve test lint demo bench reference-model clean
+.PHONY: setup serve test lint demo bench soak reference-model clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ test: lint
 
 bench: setup
 	$(BIN)/python tests/bench $(if $(PEER),--peer $(PEER)) $(ARGS)
+
+# 2,000 mixed operations of concurrent clients, with faults; exits with 1 when anything is found.
+soak: setup
+	$(BIN)/python -m tests.soak $(ARGS)
 
 # Trains the bundled checkpoint anew; about an hour on two cores. No part of the tests.
 reference-model: setup
