@@ -73,6 +73,12 @@ def assert_hit(reply: Reply, previous: Reply) -> None:
     assert reply.cached >= least, f"expected a hit of {least}: {reply}"
 
 
+def assert_hit_at_boundary(reply: Reply, previous: Reply) -> None:
+    """HIT, and not at an older turn, which the slack of a HIT lets pass where turns are short."""
+    assert_hit(reply, previous)
+    assert reply.cached >= previous.prompt_tokens - BOUNDARY_TOKENS, reply
+
+
 def assert_miss(reply: Reply) -> None:
     """MISS: nothing was reused."""
     assert (reply.cached, reply.path) == (0, "full_reset"), f"expected a miss: {reply}"
