@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from kvreg_service.api.request_body import RequestBody
 
@@ -16,7 +16,7 @@ from kvreg_service.api.request_body import RequestBody
 class ContentPart(RequestBody):
     """One part of a message. Only parts of text are served."""
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": ["text", "input_text", "output_text"]})
     text: str | None = None
 
 
@@ -51,7 +51,9 @@ class ChatMessage(RequestBody):
     ``cache_anchor`` asks that the conversation up to here be kept for others that begin alike.
     """
 
-    role: str
+    role: str = Field(
+        json_schema_extra={"enum": ["system", "developer", "user", "assistant", "tool"]}
+    )
     content: Content | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from kvreg_service.api.asked_answer import AskedAnswer
 from kvreg_service.api.chat_message import ChatMessage
@@ -36,6 +37,19 @@ IGNORED_FIELDS = (
     "verbosity",
 )
 MAX_STOP_STRINGS = 16
+# How the document shows a field that is known only to be refused.
+NOTHING: JsonDict = {"type": "null"}
+_TOOL_SCHEMA: JsonDict = {
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}},
+        },
+    },
+}
 
 
 class StreamOptions(RequestBody):
@@ -47,7 +61,7 @@ class StreamOptions(RequestBody):
 class ResponseFormat(RequestBody):
     """The form of the answer; only ``text`` is served."""
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": ["text"]})
 
 
 def _kind_of_stop(value: object) -> str:
@@ -74,7 +88,7 @@ class ChatRequest(SamplingFields, ExtensionFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Annotated[dict[str, Any], Field(json_schema_extra=_TOOL_SCHEMA)]] | None = None
     tool_choice: Any = Field(default=None, json_schema_extra={"enum": ["auto", "none", None]})
 
     reasoning_effort: str | None = None
@@ -84,13 +98,13 @@ class ChatRequest(SamplingFields, ExtensionFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     # Known only to be refused when they ask for what is not served.
-    n: int | None = None
+    n: int | None = Field(default=None, json_schema_extra={"enum": [1, None]})
     response_format: ResponseFormat | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    functions: Any = None
-    function_call: Any = None
-    web_search_options: Any = None
+    modalities: list[str] | None = Field(default=None, json_schema_extra={"enum": [["text"], None]})
+    audio: Any = Field(default=None, json_schema_extra=NOTHING)
+    functions: Any = Field(default=None, json_schema_extra=NOTHING)
+    function_call: Any = Field(default=None, json_schema_extra=NOTHING)
+    web_search_options: Any = Field(default=None, json_schema_extra=NOTHING)
 
     @field_validator("n")
     @classmethod

@@ -28,7 +28,8 @@ HEADER_SCHEMAS: Mapping[str, dict[str, object]] = {
 }
 
 _FLAGS = {"true": True, "false": False}
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+# A number as JSON writes it; `float` reads more than that.
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _MAX_SHOWN_CHARACTERS = 60
 
@@ -71,8 +72,8 @@ def _ttl_s(headers: Mapping[str, str], name: str) -> float | None:
     value = headers.get(name)
     if value is None:
         return None
-    if not _DECIMAL.fullmatch(value.strip()) or not 0 < float(value) <= MAX_TTL_S:
-        raise _invalid(name, value, f"a decimal number above 0, at most {MAX_TTL_S:.0f}")
+    if not _NUMBER.fullmatch(value.strip()) or not 0 < float(value) <= MAX_TTL_S:
+        raise _invalid(name, value, f"a number above 0, at most {MAX_TTL_S:.0f}")
     return float(value)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvreg_service.api.asked_answer import AskedAnswer
-from kvreg_service.api.chat_request import MAX_STOP_STRINGS, StopString
+from kvreg_service.api.chat_request import MAX_STOP_STRINGS, NOTHING, StopString
 from kvreg_service.api.extension_fields import ExtensionFields, require_few_marks
 from kvreg_service.api.message_blocks import (
     BlockContent,
@@ -52,19 +52,19 @@ class Tool(MarkableBlock):
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    type: str | None = None
+    type: str | None = Field(default=None, json_schema_extra={"enum": ["custom", None]})
 
 
 class ToolChoice(RequestBody):
     """Whether tools may be called: ``auto`` or ``none``."""
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": ["auto", "none"]})
 
 
 class Thinking(RequestBody):
     """Whether the model thinks before it answers. A budget has no effect."""
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": list(_THINKING)})
     budget_tokens: int | None = None
 
 
@@ -72,7 +72,7 @@ class OutputConfig(RequestBody):
     """The effort is passed to the template; a format is refused."""
 
     effort: str | None = None
-    format: Any = None
+    format: Any = Field(default=None, json_schema_extra=NOTHING)
 
 
 class CountTokensRequest(ExtensionFields):
@@ -87,8 +87,8 @@ class CountTokensRequest(ExtensionFields):
     output_config: OutputConfig | None = None
 
     # Known only to be refused when they ask for what is not served.
-    mcp_servers: list[Any] | None = None
-    output_format: Any = None
+    mcp_servers: list[Any] | None = Field(default=None, json_schema_extra={"maxItems": 0})
+    output_format: Any = Field(default=None, json_schema_extra=NOTHING)
 
     @field_validator("tools")
     @classmethod
@@ -135,7 +135,7 @@ class CountTokensRequest(ExtensionFields):
     @field_validator("mcp_servers", "output_format")
     @classmethod
     def _not_served(cls, value: object) -> object:
-        if value:
+        if value not in (None, []):
             raise unsupported("this is not served; leave it out")
         return value
 
