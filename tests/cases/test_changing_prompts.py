@@ -1,0 +1,168 @@
+"""Cases 17 and 30: prompts that change between turns, how far they are reused, what is logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.cases.profiles import (
+    Profile,
+    every_profile,
+    some_profiles,
+    with_registry,
+    without_registry,
+)
+from tests.cases.server import Message, Reply, Serve, Server
+from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit, assert_miss
+
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.echo import EchoIndex
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.engine.build import LoadedModel
+
+TokensOf = Callable[[list[Message]], Sequence[int]]
+
+
+@pytest.fixture
+def tokens_of(loaded_model: LoadedModel) -> TokensOf:
+    tokenizer = loaded_model.tokenizer
+    builder = PromptBuilder(tokenizer, loaded_model.template, EchoIndex(tokenizer))
+    return lambda messages: builder.build(Conversation(messages)).token_ids
+
+
+@pytest.fixture(autouse=True)
+def _log_requests(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvreg_service.api.request_log")
+
+
+def _last_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """The fields of the last request's log line."""
+    *_, fields = (record.fields for record in caplog.records if hasattr(record, "fields"))
+    return dict(fields)
+
+
+def _ask_in_two_minutes(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply]:
+    """A1, and then A2 twice with the time of day in its last message."""
+    session = Session(serve(profile), 17)
+    first = session.begin()
+    replies = [session.peek(f"It is 10:{minute:02} now. {ASKED}") for minute in (1, 2)]
+    for reply in replies:
+        assert session.canary in reply.text
+    return first, *replies
+
+
+@with_registry
+def test_case_17_volatile_tail_is_computed_from_the_last_stable_boundary_on(
+    serve: Serve, profile: Profile
+) -> None:
+    first, *replies = _ask_in_two_minutes(serve, profile)
+    for reply in replies:
+        assert reply.cached == first.prompt_tokens - BOUNDARY_TOKENS
+
+
+@without_registry
+def test_case_17_volatile_tail_misses_after_its_first_use_where_there_is_no_registry(
+    serve: Serve, profile: Profile
+) -> None:
+    _, _, second = _ask_in_two_minutes(serve, profile)
+    assert_miss(second)
+
+
+def _at(minute: int) -> list[Message]:
+    system = f"It is 10:{minute:02} now. You are a helpful assistant. " + "Be short. " * 40
+    return [{"role": "system", "content": system}, {"role": "user", "content": "Hello!"}]
+
+
+@some_profiles
+def test_case_17_volatile_head_misses_and_the_log_says_where_it_diverged(
+    serve: Serve, profile: Profile, tokens_of: TokensOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(profile)
+    server.ask(_at(41))
+    assert_miss(server.ask(_at(42)))
+    before, after = tokens_of(_at(41)), tokens_of(_at(42))
+    shared = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
+    line = _last_line(caplog)
+    assert (line["reuse_path"], line["diverged_at"]) == ("full_reset", shared)
+    assert 0 < shared < 20
+
+
+SWITCHES = pytest.mark.parametrize("thinks", [True, False], ids=["on-to-off", "off-to-on"])
+
+
+def _switch_thinking(server: Server, thinks: bool) -> tuple[Session, Reply, Reply]:
+    session = Session(server, 30)
+    first = session.begin(enable_thinking=thinks)
+    with server.one_lane_left():
+        server.ask_side()
+        second = session.recall(enable_thinking=not thinks)
+    return session, first, second
+
+
+@every_profile
+@SWITCHES
+def test_case_30_switched_thinking_gives_right_answers_of_the_new_kind(
+    serve: Serve, profile: Profile, thinks: bool
+) -> None:
+    # That the answers are right, and no other session's, `recall` checks.
+    session, first, second = _switch_thinking(serve(profile), thinks)
+    third = session.recall(enable_thinking=thinks)
+    assert [bool(reply.reasoning) for reply in (first, second, third)] == [
+        thinks, not thinks, thinks,
+    ]  # fmt: skip
+
+
+@with_registry
+@SWITCHES
+def test_case_30_switched_thinking_goes_back_to_the_turn_and_no_further(
+    serve: Serve, profile: Profile, thinks: bool
+) -> None:
+    _, first, second = _switch_thinking(serve(profile), thinks)
+    assert_hit(second, first)
+    assert second.path == "restore_turn_checkpoint"
+
+
+@pytest.mark.parametrize("effort", ["low", "high"])
+def test_case_30_effort_that_the_template_does_not_read_changes_nothing(
+    serve: Serve, effort: str
+) -> None:
+    session = Session(serve(), 30)
+    first = session.begin(reasoning_effort="medium")
+    assert_hit(session.recall(reasoning_effort=effort), first)
+
+
+def _preserve_from_the_third_turn_on(serve: Serve, profile: Profile) -> tuple[Reply, Reply]:
+    """The first turn, and the third, before which all history is written with think blocks."""
+    session = Session(serve(profile), 30)
+    first = session.begin()
+    session.say("What is 7 plus 5?")
+    return first, session.recall(preserve_thinking=True)
+
+
+@with_registry
+def test_case_30_history_that_is_written_anew_is_reused_up_to_where_it_changes(
+    serve: Serve, profile: Profile
+) -> None:
+    first, third = _preserve_from_the_third_turn_on(serve, profile)
+    # The first answer was made behind a think block, so a frontier that is kept goes on from it.
+    frontier = first.prompt_tokens + first.completion_tokens - 1
+    checkpoint = first.prompt_tokens - BOUNDARY_TOKENS
+    assert (third.cached, third.path) == (
+        (frontier, "append_frontier")
+        if profile.current_state == "keep"
+        else (checkpoint, "restore_turn_checkpoint")
+    )
+
+
+@without_registry
+def test_case_30_log_says_where_history_that_is_written_anew_diverges(
+    serve: Serve, profile: Profile, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, third = _preserve_from_the_third_turn_on(serve, profile)
+    assert_miss(third)
+    line = _last_line(caplog)
+    assert (line["reuse_path"], line["diverged_at"]) == (
+        "full_reset", first.prompt_tokens - BOUNDARY_TOKENS,
+    )  # fmt: skip
