@@ -54,9 +54,10 @@ OPTIONS = (
     Option("served_model_name", "NAME", "Model id of the API; by default the folder's name."),
     Option("lanes", "C", "Requests that run at once. [1]"),
     Option("entries", "R", "Displaced sequences that are kept. [1]"),
+    Option("anchors", "A", "Shared beginnings of prompts that are kept. [2]"),
     Option("current_state", "keep|drop", "Whether entries keep the frontier state. [keep]"),
     Option("exchange", None, "Whether a returning sequence swaps places with another. [on]"),
-    Option("eviction", "NAME", "Which kept sequence goes first: cost, or none. [cost]"),
+    Option("eviction", "NAME", "Which kept sequence goes first; see docs/eviction.md. [cost]"),
     Option("prefix_reuse", None, "Whether a prompt may reuse what is kept. [on]"),
     Option("max_context", "TOKENS", "Prompt and answer together; by default what fits."),
     Option("device", "cpu|cuda", "Where the model runs. [cpu]"),
@@ -79,7 +80,7 @@ OPTIONS = (
 )
 
 _PLAN_NAMES = (
-    "lanes", "entries", "current_state", "max_context", "device", "tp", "mtp", "kv_dtype",
+    "lanes", "entries", "anchors", "current_state", "max_context", "device", "tp", "mtp", "kv_dtype",
     "memory_gib", "gpu_memory_gib", "kv_pages", "config_file",
 )  # fmt: skip
 PLAN_OPTIONS = (

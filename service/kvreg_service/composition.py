@@ -21,6 +21,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         model_name=settings.model_id,
         lanes=settings.lanes,
         entries=settings.entries,
+        anchors=settings.anchors,
         keep_current=settings.current_state == "keep",
         exchange=settings.exchange,
         eviction=settings.eviction,

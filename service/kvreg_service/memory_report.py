@@ -39,6 +39,7 @@ class MemoryReport:
             "mtp": settings.mtp,
             "lanes": settings.lanes,
             "entries": settings.entries,
+            "anchors": settings.anchors,
             "current_state": settings.current_state,
             "weight_format": self.weight_format.value if self.weight_format else None,
             "kv_dtype": self.kv_dtype.value,
@@ -95,8 +96,8 @@ class MemoryReport:
         place = "the CPU" if self.place == "cpu" else f"each of {settings.tp} card(s)"
         return (
             f"{settings.model_id} on {place}: {settings.lanes} lane(s), {settings.entries} "
-            f"entries that {settings.current_state} their current state, KV as "
-            f"{self.kv_dtype.value}, context {self.plan.demand.max_context_tokens} tokens"
+            f"entries that {settings.current_state} their current state, {settings.anchors} "
+            f"anchors, KV as {self.kv_dtype.value}, context {self.plan.demand.max_context_tokens} tokens"
         )
 
     def _verdict(self) -> str:
@@ -124,7 +125,9 @@ def build_report(settings: Settings, weight_format: str) -> MemoryReport:
     chosen = _weight_format(settings, weight_format)
     kv_dtype = KVDtype.FP16 if settings.kv_dtype == "auto" else KVDtype(settings.kv_dtype)
     profile = GpuProfile(
-        layout=SlotLayout(settings.lanes, settings.entries, settings.current_state == "keep"),
+        layout=SlotLayout(
+            settings.lanes, settings.entries, settings.current_state == "keep", settings.anchors
+        ),
         tp=settings.tp,
         gpu_memory_bytes=int(settings.gpu_memory_gib * GIB),
         max_context_tokens=settings.max_context or config.max_position_embeddings,

@@ -35,7 +35,8 @@ _KEY_VARIABLES = tuple(environment_name(name) for name in ("api_keys", "api_keys
 
 MAX_LANES = 64
 MAX_ENTRIES = 4096
-EvictionName = Literal["cost", "none"]
+MAX_ANCHORS = 64
+EvictionName = Literal["cost", "lru", "lfu", "fifo", "slru", "priority", "none"]
 
 
 class Settings(BaseSettings):
@@ -79,6 +80,13 @@ class Settings(BaseSettings):
     # One entry keeps the session; measured, a second one buys nothing at one lane.
     entries: int = Field(
         default=1, ge=0, le=MAX_ENTRIES, description="Displaced sequences that are kept."
+    )
+    # The head of the main conversations and that of one kind of sub-agent or side request.
+    anchors: int = Field(
+        default=2,
+        ge=0,
+        le=MAX_ANCHORS,
+        description="Shared beginnings of prompts that are kept; one state slot each.",
     )
     exchange: bool = Field(
         default=True,
@@ -214,7 +222,7 @@ class Settings(BaseSettings):
 
 
 _DECISIVE_FIELDS = (
-    "model", "lanes", "entries", "current_state", "prefix_reuse", "exchange", "eviction",
+    "model", "lanes", "entries", "anchors", "current_state", "prefix_reuse", "exchange", "eviction",
     "max_context", "device", "tp", "mtp", "kv_dtype", "memory_gib", "gpu_memory_gib", "kv_pages",
     "prefill_chunk_tokens",
 )  # fmt: skip

@@ -21,11 +21,12 @@ from kvreg_service.core.events import ReusePath
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import EntryId, RequestId, pages_for
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.policies import CostPolicy
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import StepPlan, StepResult
-from kvreg_service.core.value import CostModel, CostPolicy
+from kvreg_service.core.value import CostModel
 
 _LANES = (1, 8)
 _ENTRIES = 64
@@ -133,15 +134,8 @@ class _FullCore:
         start_s = time.perf_counter()
         request = self._request(tokens)
         digests_s = time.perf_counter() - start_s
-        placement = self._scheduler.placement
         start_s = time.perf_counter()
-        plan = AdmissionPlanner(
-            placement.lanes,
-            placement.registry,
-            self._rules,
-            placement.pages.num_free,
-            self._now_s,
-        ).plan(request)
+        plan = AdmissionPlanner(self._scheduler.holdings, self._rules, self._now_s).plan(request)
         plan_s = time.perf_counter() - start_s
         expected = ReusePath.RESTORE_TURN_CHECKPOINT if kind == "return" else ReusePath.FULL_RESET
         if plan is None or plan.reuse_path is not expected:
@@ -150,7 +144,7 @@ class _FullCore:
 
     def decode(self, num_steps: int) -> list[float]:
         """Let every lane decode a kept sequence; return the core's seconds of each step."""
-        num_lanes = len(self._scheduler.placement.lanes)
+        num_lanes = len(self._scheduler.holdings.lanes)
         # The first to arrive must still decode when the last one does.
         max_tokens = num_steps + num_lanes + 1
         for tokens in list(self._returning(num_lanes)):
@@ -197,7 +191,7 @@ class _FullCore:
 
     def _returning(self, count: int) -> Iterator[array[int]]:
         for _ in range(count):
-            sequence = self._scheduler.placement.registry.get(self._take_entry())
+            sequence = self._scheduler.holdings.registry.get(self._take_entry())
             assert sequence.checkpoint is not None, "every request here captures one"
             known = sequence.ledger.tokens[: sequence.checkpoint.position]
             yield known + self._draw(_TAIL_TOKENS)
@@ -211,7 +205,7 @@ class _FullCore:
             yield self._draw(_SIDE_TOKENS)
 
     def _take_entry(self) -> EntryId:
-        kept = [entry for entry, _ in self._scheduler.placement.registry]
+        kept = [entry for entry, _ in self._scheduler.holdings.registry]
         self._next_entry += 1
         return kept[self._next_entry % len(kept)]
 

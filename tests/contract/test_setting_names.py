@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 from kvreg_service.cli import OPTIONS, PLAN_OPTIONS
-from kvreg_service.core.value import POLICY_NAMES
+from kvreg_service.core.policies import POLICY_NAMES
 from kvreg_service.settings import EvictionName, Settings
 
 

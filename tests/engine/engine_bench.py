@@ -21,11 +21,12 @@ from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.prompt import ChatPrompt, PromptBuilder
 from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.identity import Epoch
+from kvreg_service.core.policies import build_policy
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
 from kvreg_service.core.step import StepPlan, StepResult, Work
-from kvreg_service.core.value import CostModel, build_policy
+from kvreg_service.core.value import CostModel
 from kvreg_service.engine.build import LoadedModel
 from kvreg_service.engine.engine import Engine, EngineParts
 from kvreg_service.engine.interface import (
@@ -237,10 +238,10 @@ class EngineBench:
         assert not self.runner.inner._samplers
 
     def kept_at(self, entry: int) -> KeptSequence:
-        return self.scheduler.placement.registry.get(entry)
+        return self.scheduler.holdings.registry.get(entry)
 
     def resting_on(self, lane: int) -> KeptSequence:
-        sequence = self.scheduler.placement.lanes[lane].kept
+        sequence = self.scheduler.holdings.lanes[lane].kept
         assert sequence is not None
         return sequence
 

@@ -15,9 +15,9 @@ from kvreg_service.core.events import EvictionReason
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import SequenceId
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
-from kvreg_service.core.value import EvictionPolicy
 
 _NO_TOKENS = TokenLedger(Identity(b"epoch", "tenant"))
 
@@ -125,7 +125,8 @@ def _check_reuse(admitted: events.Admitted, kept: list[Seen], request: Request) 
     if best == 0:
         assert admitted.reuse_path.value == "full_reset"
         assert admitted.attach.value == "none"
-        shared = [_common(list(request.prompt.tokens), seen, request) for seen in kept]
+        tenant = request.prompt.identity.tenant
+        shared = [_common(request, seen) for seen in kept if seen.tenant == tenant]
         assert admitted.diverged_at == max(shared, default=None)
         return None
     assert admitted.sequence_id in found, "resumed from a sequence that does not match"
@@ -149,9 +150,8 @@ def _check_reuse(admitted: events.Admitted, kept: list[Seen], request: Request) 
     return origin
 
 
-def _common(prompt: list[int], seen: Seen, request: Request) -> int:
-    if seen.tenant != request.prompt.identity.tenant:
-        return 0
+def _common(request: Request, seen: Seen) -> int:
+    prompt = list(request.prompt.tokens)
     pairs = zip(prompt, seen.tokens, strict=False)
     return next(
         (i for i, (mine, theirs) in enumerate(pairs) if mine != theirs),

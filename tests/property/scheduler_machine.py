@@ -7,6 +7,8 @@ cold run, and every admission with the oracle.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from admission_oracle import Profile, Ranking, check_admission
 from conversations import Conversation, Prompt, user_turn, words
 from event_mirror import Mirror, Seen
@@ -22,12 +24,13 @@ from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import EntryId, RequestId
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.pages import PageState
+from kvreg_service.core.policies import build_policy
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import CheckpointKind
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import StepPlan
-from kvreg_service.core.value import CostModel, build_policy
+from kvreg_service.core.value import CostModel
 from kvreg_service.fake_runner import FakeRunner, Prefix
 
 MAX_CONTEXT = 512
@@ -264,9 +267,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def step(self, dropped: int | None = None) -> None:
         commit_s = self.now_s + 0.25
-        num_free_before = self.scheduler.placement.pages.num_free
+        num_free_before = self.scheduler.holdings.pages.num_free
         plan = self.scheduler.schedule(self.now_s)
-        num_free_after = self.scheduler.placement.pages.num_free
+        num_free_after = self.scheduler.holdings.pages.num_free
         self.audit.check_plan(plan)
         self._inject(plan)
         result = self.runner.execute(plan)
@@ -310,7 +313,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
         if reason is EvictionReason.PAGES_NEEDED:
             ranking = Ranking(self.mirror, self.profile, now_s)
-            ranking.assert_first(victim, self.mirror.kept())
+            # One that shares its pages with a relative may free none, and stays while others do.
+            families = Counter(seen.family for seen in self.mirror.sequences.values())
+            alone = [seen for seen in self.mirror.kept() if families[seen.family] == 1]
+            ranking.assert_first(victim, alone)
 
     def _check_page_evictions(self, happened: list[events.Event], num_free_after: int) -> None:
         """No more is taken from kept sequences than is needed."""
@@ -358,11 +364,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.drain()
         assert set(self.mirror.terminals) == set(self.mirror.requests)
-        placement = self.scheduler.placement
+        placement = self.scheduler.holdings
         for entry, _ in list(placement.registry):
             self.take(self.scheduler.drop_entry(entry))
         for lane in placement.lanes:
             if lane.sequence is not None:
-                placement.give_up(lane, EvictionReason.REQUESTED)
+                placement.give_up_lane(lane, EvictionReason.REQUESTED)
         self.scheduler.check_invariants()
         assert placement.pages.count()[PageState.FREE] == self.num_pages

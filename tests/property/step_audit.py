@@ -24,7 +24,7 @@ class StepAudit:
     def check_plan(self, plan: StepPlan) -> None:
         """Nobody waits without need, and nobody writes what is not his own."""
         self._check_progress(plan)
-        pages = self._scheduler.placement.pages
+        pages = self._scheduler.holdings.pages
         for work in plan.work:
             for index in range(work.start // 64, (work.end + 63) // 64):
                 page = work.pages[index]
@@ -35,7 +35,7 @@ class StepAudit:
                 assert not work.start < request.boundary < work.end, "it runs over the boundary"
 
     def _check_progress(self, plan: StepPlan) -> None:
-        running = [lane for lane in self._scheduler.placement.lanes if lane.run is not None]
+        running = [lane for lane in self._scheduler.holdings.lanes if lane.run is not None]
         if not running:
             assert not self._scheduler.queue_length, "all lanes are idle and somebody waits"
             return
@@ -51,7 +51,7 @@ class StepAudit:
     def check_bookkeeping(self) -> None:
         """Every sequence is what and where the events said, and its states and pages are sound."""
         self._scheduler.check_invariants()
-        placement = self._scheduler.placement
+        placement = self._scheduler.holdings
         places = [(lane.sequence, lane.lane_id, None) for lane in placement.lanes if lane.sequence]
         places += [(sequence, None, entry) for entry, sequence in placement.registry]
         slots: list[int] = []
@@ -77,7 +77,7 @@ class StepAudit:
         if seen.request is None:
             assert len(sequence.pages) == seen.num_pages, "it holds more pages than it can use"
             return
-        pages = self._scheduler.placement.pages
+        pages = self._scheduler.holdings.pages
         for page in sequence.pages[: seen.frontier // 64]:
             assert pages.state(page) is PageState.SEALED, "a full page is open"
 

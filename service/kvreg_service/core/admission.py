@@ -5,36 +5,18 @@ The result is one immutable `AdmissionPlan`; `placement` only carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from kvreg_service.core.anchors import aligned
 from kvreg_service.core.events import Attach, ReusePath
-from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId
-from kvreg_service.core.lane import Lane, hits_by_id
-from kvreg_service.core.registry import Registry
-from kvreg_service.core.request import Request
-from kvreg_service.core.sequence import CheckpointKind, Sequence
-from kvreg_service.core.value import EvictionPolicy, Rank, rank
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The kept sequence that a prompt continues, and from where.
-
-    ``lane`` or ``entry`` says where it is; exactly one is set.
-    """
-
-    sequence: Sequence
-    position: int
-    path: ReusePath
-    lane: LaneId | None = None
-    entry: EntryId | None = None
-
-    @property
-    def at_checkpoint(self) -> bool:
-        """True when the state comes from the checkpoint rather than from the frontier."""
-        return self.path is not ReusePath.APPEND_FRONTIER
+from kvreg_service.core.holdings import Holdings
+from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, SequenceId
+from kvreg_service.core.lane import Lane
+from kvreg_service.core.policies import EvictionPolicy
+from kvreg_service.core.request import Head, Request
+from kvreg_service.core.reuse import Resume, ReuseFinder
+from kvreg_service.core.sequence import Sequence
 
 
 class Fate(Enum):
@@ -67,6 +49,8 @@ class AdmissionPlan:
     fork_to: EntryId | None
     """Where a copy of the resumed sequence stays, so that its present position is not lost."""
     capture_at: int | None
+    heads: tuple[Head, ...]
+    """The heads to keep as anchors on the way, if they are worth a place then."""
     diverged_at: int | None
     regret_tokens: int
 
@@ -82,9 +66,10 @@ class AdmissionPlan:
 
     @property
     def attach(self) -> Attach:
-        """Whether the sequence comes from the registry."""
-        has_entry = self.resume is not None and self.resume.entry is not None
-        return Attach.REGISTRY if has_entry else Attach.NONE
+        """Where the reused state was brought from."""
+        if self.resume is None or self.resume.lane is not None:
+            return Attach.NONE
+        return Attach.REGISTRY if self.resume.entry is not None else Attach.ANCHOR
 
 
 @dataclass(frozen=True)
@@ -97,29 +82,26 @@ class AdmissionRules:
 
 
 class AdmissionPlanner:
-    """Plans one admission against the state of lanes, registry and pages at one moment."""
+    """Plans one admission against the holdings of one moment."""
 
-    def __init__(
-        self,
-        lanes: list[Lane],
-        registry: Registry,
-        rules: AdmissionRules,
-        num_free_pages: int,
-        now_s: float,
-    ) -> None:
-        self._lanes = lanes
-        self._registry = registry
+    def __init__(self, holdings: Holdings, rules: AdmissionRules, now_s: float) -> None:
+        self._lanes = holdings.lanes
+        self._registry = holdings.registry
+        self._anchors = holdings.anchors
+        self._num_free_pages = holdings.pages.num_free
+        self._quotas = holdings.quotas
+        self._order = holdings.order(now_s)
+        self._finder = ReuseFinder(holdings)
         self._rules = rules
-        self._num_free_pages = num_free_pages
         self._now_s = now_s
-        self._alive = hits_by_id(lanes, [sequence for _, sequence in registry])
 
     def plan(self, request: Request) -> AdmissionPlan | None:
         """Return the plan for a request, or None while every lane is busy."""
         idle = [lane for lane in self._lanes if not lane.is_busy]
         if not idle:
             return None
-        resume = self._find_resume(request)
+        may_reuse = self._rules.prefix_reuse and request.may_reuse
+        resume = self._finder.find(request) if may_reuse else None
         lane, displacement = self._choose_lane(idle, resume)
         position = resume.position if resume else 0
         capture_at = request.boundary if request.retain else None
@@ -130,68 +112,23 @@ class AdmissionPlanner:
             lane=lane.lane_id,
             resume=resume,
             displacement=displacement,
-            fork_to=self._choose_fork(request, resume, displacement, capture_at),
+            fork_to=self._choose_fork(request, resume, lane.kept, displacement, capture_at),
             capture_at=capture_at,
-            diverged_at=None if resume else self._diverged_at(request),
-            regret_tokens=self._regret(request, resume) if resume else 0,
+            heads=self._heads(request, position),
+            diverged_at=None if resume else self._finder.diverged_at(request),
+            regret_tokens=self._finder.regret_tokens(request, resume) if resume else 0,
         )
 
-    # Which kept sequence the prompt continues.
-
-    def _find_resume(self, request: Request) -> Resume | None:
-        """Return the longest reuse; ties go to append, then to a lane, then to the last used."""
-        if not self._rules.prefix_reuse or not request.may_reuse:
-            return None
-        candidates = sorted(
-            self._candidates(request),
-            key=lambda c: (
-                -c.position,
-                c.at_checkpoint,
-                c.entry is not None,
-                -c.sequence.last_used_s,
-            ),
+    def _heads(self, request: Request, position: int) -> tuple[Head, ...]:
+        """Return the heads that are computed on the way and not kept yet."""
+        if not request.retain or not self._rules.prefix_reuse or not self._anchors.num_places:
+            return ()
+        heads = aligned(request.heads, after=position, before=request.prompt_tokens)
+        return tuple(
+            head
+            for head in heads
+            if self._anchors.find_head(request.prompt, head.num_tokens) is None
         )
-        for candidate in candidates:
-            if request.prompt.starts_with(candidate.sequence.ledger, candidate.position):
-                return candidate
-        return None
-
-    def _candidates(self, request: Request) -> Iterator[Resume]:
-        for sequence, lane, entry in self._kept():
-            positions = []
-            if sequence.has_current:
-                positions.append((sequence.frontier, ReusePath.APPEND_FRONTIER))
-            if sequence.checkpoint:
-                positions.append((sequence.checkpoint.position, _restore_path(sequence)))
-            for position, path in positions:
-                # One token must be left to compute, or there are no logits to choose from.
-                if 0 < position < request.prompt_tokens and request.prompt.may_start_with(
-                    sequence.ledger, position
-                ):
-                    yield Resume(sequence, position, path, lane=lane, entry=entry)
-
-    def _kept(self) -> Iterator[tuple[Sequence, LaneId | None, EntryId | None]]:
-        for lane in self._lanes:
-            if lane.kept is not None:
-                yield lane.kept, lane.lane_id, None
-        for entry, sequence in self._registry:
-            yield sequence, None, entry
-
-    def _diverged_at(self, request: Request) -> int | None:
-        longest: int | None = None
-        for sequence, _, _ in self._kept():
-            if longest is None or request.prompt.agrees_up_to(sequence.ledger, longest + 1):
-                longest = request.prompt.common_prefix(sequence.ledger)
-        return longest
-
-    def _regret(self, request: Request, resume: Resume) -> int:
-        sequence = resume.sequence
-        would_append = (
-            not sequence.has_current
-            and sequence.frontier < request.prompt_tokens
-            and request.prompt.starts_with(sequence.ledger, sequence.frontier)
-        )
-        return sequence.frontier - resume.position if would_append else 0
 
     # Which lane runs it, and who has to move.
 
@@ -203,30 +140,53 @@ class AdmissionPlanner:
         for lane in idle:
             if lane.sequence is None:
                 return lane, None
-        lane = min(idle, key=lambda one: self._rank(_sequence_of(one)))
-        return lane, self._displace(_sequence_of(lane), resume)
+        lane = min(idle, key=lambda one: self._order.rank(one.require_sequence()))
+        return lane, self._displace(lane.require_sequence(), resume)
 
     def _displace(self, displaced: Sequence, resume: Resume | None) -> Displacement:
         if not self._registry.can_keep(displaced):
             return Displacement(Fate.DROP)
-        if resume is not None and resume.entry is not None and self._rules.exchange:
-            return Displacement(Fate.EXCHANGE, resume.entry)
-        empty = self._registry.empty_entries()
-        if empty:
-            return Displacement(Fate.DETACH, empty[0])
-        if self._rules.policy.evicts_for_detach:
-            leaving = resume.sequence if resume else None
-            others = [(e, s) for e, s in self._registry if s is not leaving]
-            if others:
-                entry, victim = min(others, key=lambda one: self._rank(one[1]))
-                if self._rank(victim) < self._rank(displaced):
-                    return Displacement(Fate.DETACH, entry)
+        is_pinned = displaced.is_pinned(self._now_s)
+        leaving = resume if resume is not None and resume.entry is not None else None
+        rivals = self._rivals(displaced, leaving)
+        if rivals is None:
+            if leaving is not None and (self._rules.exchange or is_pinned):
+                return Displacement(Fate.EXCHANGE, leaving.entry)
+            empty = self._registry.empty_entries()
+            if empty:
+                return Displacement(Fate.DETACH, empty[0])
+            rivals = {one.sequence_id: (entry, one) for entry, one in self._registry}
+        if self._rules.policy.evicts_for_detach or is_pinned:
+            others = [
+                one for _, one in rivals.values() if leaving is None or one is not leaving.sequence
+            ]
+            victim = self._order.first(others, displaced.tenant)
+            if victim is not None and self._order.rank(victim) < self._order.rank(displaced):
+                return Displacement(Fate.DETACH, rivals[victim.sequence_id][0])
         return Displacement(Fate.DROP)
+
+    def _rivals(
+        self, newcomer: Sequence, leaving: Resume | None
+    ) -> dict[SequenceId, tuple[EntryId, Sequence]] | None:
+        """Return the only entries a newcomer may compete for; None when it may use any.
+
+        A tenant that has as many entries as its quota allows replaces one of its own.
+        """
+        quota = self._quotas.get(newcomer.tenant)
+        if quota is None:
+            return None
+        own = {
+            one.sequence_id: (entry, one)
+            for entry, one in self._registry
+            if one.tenant == newcomer.tenant and (leaving is None or one is not leaving.sequence)
+        }
+        return own if len(own) >= quota.entries else None
 
     def _choose_fork(
         self,
         request: Request,
         resume: Resume | None,
+        displaced: Sequence | None,
         displacement: Displacement | None,
         capture_at: int | None,
     ) -> EntryId | None:
@@ -236,7 +196,9 @@ class AdmissionPlanner:
         history. The copy survives either; it never costs an unrelated sequence its entry. A request
         that is not to be retained only borrows, and the copy is what is left of it.
         """
-        if resume is None or not self._rules.policy.evicts_for_detach:
+        if resume is None or resume.anchor is not None:
+            return None
+        if not self._rules.policy.evicts_for_detach:
             return None
         if capture_at is None and request.retain:
             return None
@@ -245,38 +207,37 @@ class AdmissionPlanner:
         if not self._registry.can_keep(origin) or num_copies > self._num_free_pages:
             return None
         taken = displacement.entry if displacement else None
-        if resume.entry is not None and resume.entry != taken:
+        is_at_quota = self._is_at_quota_beside(origin, resume, displaced, displacement)
+        if resume.entry is not None and resume.entry != taken and not is_at_quota:
             return resume.entry
         empty = [entry for entry in self._registry.empty_entries() if entry != taken]
-        if empty:
+        if empty and not is_at_quota:
             return empty[0]
-        replaceable = [
-            (entry, sequence)
-            for entry, sequence in self._registry
+        replaceable = {
+            one.sequence_id: (entry, one)
+            for entry, one in self._registry
             if entry != taken
-            and (self._is_superseded(sequence) or sequence.family == origin.family)
-            and self._value(sequence) < self._value(origin)
-        ]
-        if not replaceable:
-            return None
-        return min(replaceable, key=lambda one: self._rank(one[1]))[0]
+            and one is not origin
+            and (self._order.is_superseded(one) or one.family == origin.family)
+            and self._order.worth(one) < self._order.worth(origin)
+            and (one.tenant == origin.tenant or not is_at_quota)
+        }
+        victim = self._order.first((one for _, one in replaceable.values()), origin.tenant)
+        return replaceable[victim.sequence_id][0] if victim is not None else None
 
-    def _is_superseded(self, sequence: Sequence) -> bool:
-        return not self._rank(sequence).is_needed
-
-    def _value(self, sequence: Sequence) -> float:
-        return self._rules.policy.value(sequence, self._now_s)
-
-    def _rank(self, sequence: Sequence) -> Rank:
-        return rank(sequence, self._rules.policy, self._alive, self._now_s)
-
-
-def _restore_path(sequence: Sequence) -> ReusePath:
-    if sequence.checkpoint and sequence.checkpoint.kind is CheckpointKind.RESPONSE:
-        return ReusePath.RESTORE_RESPONSE_CHECKPOINT
-    return ReusePath.RESTORE_TURN_CHECKPOINT
-
-
-def _sequence_of(lane: Lane) -> Sequence:
-    assert lane.sequence is not None, "an idle lane that is not empty holds a sequence"
-    return lane.sequence
+    def _is_at_quota_beside(
+        self,
+        origin: Sequence,
+        resume: Resume,
+        displaced: Sequence | None,
+        displacement: Displacement | None,
+    ) -> bool:
+        """Whether the tenant of ``origin`` may have no further entry once the plan is done."""
+        quota = self._quotas.get(origin.tenant)
+        if quota is None:
+            return False
+        entry = displacement.entry if displacement else None
+        owners = [one.tenant for at, one in self._registry if at not in (resume.entry, entry)]
+        if entry is not None and displaced is not None:
+            owners.append(displaced.tenant)
+        return owners.count(origin.tenant) >= quota.entries

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.ids import EntryId, LaneId, RequestId, SequenceId
+from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.core.sequence import CheckpointKind
 
 
@@ -17,6 +17,7 @@ class ReusePath(Enum):
     APPEND_FRONTIER = "append_frontier"
     RESTORE_TURN_CHECKPOINT = "restore_turn_checkpoint"
     RESTORE_RESPONSE_CHECKPOINT = "restore_response_checkpoint"
+    RESTORE_ANCHOR = "restore_anchor"
 
 
 class Attach(Enum):
@@ -24,6 +25,7 @@ class Attach(Enum):
 
     NONE = "none"
     REGISTRY = "registry"
+    ANCHOR = "anchor"
 
 
 class FinishReason(Enum):
@@ -42,6 +44,12 @@ class EvictionReason(Enum):
     """A running sequence needed its pages."""
     DISPLACED = "displaced"
     """Its lane was needed and no entry was to be had for it."""
+    ANCHOR_NEEDED = "anchor_needed"
+    """Its anchor place went to a more valuable head."""
+    EXPIRED = "expired"
+    """Its time to live ended."""
+    QUOTA = "quota"
+    """Its tenant keeps as much as it may, and this is the least valuable of it."""
     REQUESTED = "requested"
     """Somebody dropped it by name."""
     FAILED = "failed"
@@ -119,6 +127,7 @@ class Evicted(Event):
     sequence_id: SequenceId
     entry: EntryId | None
     lane: LaneId | None
+    anchor: AnchorId | None
     reason: EvictionReason
     tenant: str
     tokens: int
@@ -132,6 +141,31 @@ class CheckpointCaptured(Event):
     request_id: RequestId
     position: int
     kind: CheckpointKind
+
+
+@dataclass(frozen=True)
+class AnchorCaptured(Event):
+    """A lane's state was copied to an anchor place, at the end of a head."""
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    anchor: AnchorId
+    position: int
+    is_marked: bool
+
+
+@dataclass(frozen=True)
+class PinEnded(Event):
+    """A pinned sequence has grown so much that its pin would leave too little for others."""
+
+    sequence_id: SequenceId
+
+
+@dataclass(frozen=True)
+class UpkeepFailed(Event):
+    """Something failed that no request is to blame for; a kept sequence may be lost with it."""
+
+    error: KvregError
 
 
 @dataclass(frozen=True)

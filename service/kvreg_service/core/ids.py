@@ -4,6 +4,7 @@ from typing import NewType
 
 LaneId = NewType("LaneId", int)
 EntryId = NewType("EntryId", int)
+AnchorId = NewType("AnchorId", int)
 SlotId = NewType("SlotId", int)
 PageId = NewType("PageId", int)
 SequenceId = NewType("SequenceId", int)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvreg_service.core.anchors import Anchor
+from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.ids import EntryId, LaneId, SequenceId
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import Head, Request
 from kvreg_service.core.sequence import Sequence
 
 
@@ -17,11 +19,26 @@ class Run:
     cached_tokens: int
     capture_at: int | None
     promised_pages: int
+    heads: tuple[Head, ...] = ()
+    """Heads on the way that may become anchors, cut to whole pages, the shortest first."""
     num_output_tokens: int = 0
     touched_entries: tuple[EntryId, ...] = ()
     """Entries whose states the preparation writes; they are lost with it when it fails."""
     stand_in: SequenceId | None = None
     """The fork that stays of a borrowed sequence. While it does, nothing of this run is kept."""
+    capturing: Anchor | None = None
+    """The anchor that the step on its way captures."""
+
+    def next_stop(self, frontier: int) -> int | None:
+        """Return the next position behind ``frontier`` at which a state is to be copied."""
+        stops = [head.num_tokens for head in self.heads]
+        if self.capture_at is not None:
+            stops.append(self.capture_at)
+        return min((stop for stop in stops if stop > frontier), default=None)
+
+    def head_at(self, position: int) -> Head | None:
+        """Return the head that ends at ``position``, if one does."""
+        return next((head for head in self.heads if head.num_tokens == position), None)
 
 
 @dataclass
@@ -42,8 +59,12 @@ class Lane:
         """The sequence at rest here, if any."""
         return self.sequence if self.run is None else None
 
+    def require_sequence(self) -> Sequence:
+        """Return the sequence here, at rest or not.
 
-def hits_by_id(lanes: list[Lane], kept: list[Sequence]) -> dict[SequenceId, int]:
-    """Return how often every sequence on a lane or among ``kept`` was resumed."""
-    on_lanes = [lane.sequence for lane in lanes if lane.sequence is not None]
-    return {sequence.sequence_id: sequence.num_hits for sequence in on_lanes + kept}
+        Raises:
+            InvariantBroken: the lane is empty.
+        """
+        if self.sequence is None:
+            raise InvariantBroken(f"lane {self.lane_id} is empty", lane=self.lane_id)
+        return self.sequence

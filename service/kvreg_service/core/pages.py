@@ -144,6 +144,17 @@ class PagePool:
         self._num_free += freed
         return freed
 
+    def share(self, pages: Sequence[PageId], *, is_kept: bool) -> None:
+        """Add one reference to each page, for somebody who reads it only."""
+        refs = self._kept_refs if is_kept else self._running_refs
+        for page in pages:
+            refs[page] += 1
+
+    def frees_any(self, pages: Sequence[PageId]) -> bool:
+        """Return whether giving back one reference of each page would free one."""
+        # What a sequence shares is its beginning.
+        return any(self.references(page) == 1 for page in reversed(pages))
+
     def fork(
         self, table: Sequence[PageId], writable_from: int
     ) -> tuple[list[PageId], list[PageCopy]]:

@@ -1,24 +1,23 @@
 """The state machine of the engine: two verbs, `schedule` and `commit`.
 
-Owns the queue and, through `Placement`, lanes, entries and pages. It holds no tensors, reads no
-clock and never blocks: `schedule` says what the next step computes, `commit` takes in what came of
-it.
+Owns the queue and, through `Holdings`, lanes, entries, anchors and pages. It holds no tensors,
+reads no clock and never blocks: `schedule` says what the next step computes, `commit` takes in what
+came of it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from kvreg_service.core.admission import AdmissionPlanner, AdmissionRules
+from kvreg_service.core.admission import AdmissionRules
+from kvreg_service.core.capture import AnchorCapture
 from kvreg_service.core.errors import (
     ConfigurationError,
     ContextTooLong,
     InvalidRequest,
     KvregError,
-    Overloaded,
-    QueueTimeout,
     SessionBusy,
     SessionNotFound,
     contain,
@@ -31,18 +30,30 @@ from kvreg_service.core.events import (
     Failed,
     Finished,
     FinishReason,
-    ReuseFailed,
+    Terminal,
     TokenSampled,
+    UpkeepFailed,
 )
-from kvreg_service.core.ids import PAGE_TOKENS, EntryId, PageId, RequestId, SequenceId, pages_for
+from kvreg_service.core.holdings import Holdings
+from kvreg_service.core.ids import (
+    PAGE_TOKENS,
+    EntryId,
+    PageId,
+    RequestId,
+    SequenceId,
+    SlotId,
+    pages_for,
+)
+from kvreg_service.core.intake import Intake
 from kvreg_service.core.lane import Lane, Run
-from kvreg_service.core.placement import Placement
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import Checkpoint, Sequence
+from kvreg_service.core.shares import Shares
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import LanePreparation, StepPlan, StepResult, Work
 from kvreg_service.core.value import CostModel
+from kvreg_service.core.waiting import WaitingLine
 
 
 @dataclass(frozen=True)
@@ -71,10 +82,11 @@ class Scheduler:
                 f"hold only {limits.num_pages * PAGE_TOKENS}"
             )
         self.limits = limits
-        self._rules = rules
-        self.placement = Placement(limits.layout, limits.num_pages, rules.policy, cost)
-        self.quotas: Mapping[str, Quota] = {}
-        self._queue: deque[Request] = deque()
+        self.holdings = Holdings(limits.layout, limits.num_pages, rules.policy, cost)
+        self._shares = Shares(self.holdings, limits.max_context_tokens)
+        self._capture = AnchorCapture(self.holdings)
+        self._queue = WaitingLine(limits.queue_limit, limits.queue_timeout_s)
+        self._intake = Intake(self._queue, self.holdings, self._shares, rules)
 
     @property
     def queue_length(self) -> int:
@@ -88,12 +100,16 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests on lanes."""
-        return sum(lane.is_busy for lane in self.placement.lanes)
+        return sum(lane.is_busy for lane in self.holdings.lanes)
 
     @property
     def has_work(self) -> bool:
         """True while any request is queued or running."""
-        return bool(self._queue) or self.num_running > 0
+        return len(self._queue) > 0 or self.num_running > 0
+
+    def next_expiry_s(self) -> float | None:
+        """Return when something at rest has to be given up, if anything has."""
+        return self.holdings.next_expiry_s()
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue, its answer clamped to the context limit.
@@ -117,15 +133,7 @@ class Scheduler:
 
     def require_room(self) -> None:
         """Raise Overloaded when one more request could neither run nor wait."""
-        num_idle = self.limits.layout.lanes - self.num_running
-        num_waiting = len(self._queue) - num_idle
-        if num_waiting >= self.limits.queue_limit:
-            raise Overloaded(
-                f"{num_waiting} requests wait for a lane, and the limit is "
-                f"{self.limits.queue_limit}",
-                retry_after_s=1.0,
-                queue_length=len(self._queue),
-            )
+        self._queue.require_room(self.limits.layout.lanes - self.num_running)
 
     def cancel(self, request_id: RequestId, now_s: float) -> list[Event]:
         """End a request wherever it is; what it computed so far is kept if it may be.
@@ -135,16 +143,18 @@ class Scheduler:
         Returns:
             The events of it; empty when the request is unknown or has already ended.
         """
-        for request in self._queue:
-            if request.request_id == request_id:
-                self._queue.remove(request)
-                self.placement.events.append(Cancelled(request_id, 0))
-                return self._take_events()
-        for lane in self.placement.lanes:
+        for lane in self.holdings.lanes:
             if lane.run is not None and lane.run.request.request_id == request_id:
                 event = Cancelled(request_id, lane.run.num_output_tokens)
-                self._release(lane, lane.run, now_s)
-                self.placement.events.append(event)
+                self._end(lane, lane.run, event, now_s)
+                return self._take_events()
+        try:
+            request = self._queue.find(request_id)
+            if request is not None:
+                self._queue.remove(request)
+                self.holdings.events.append(Cancelled(request_id, 0))
+        except Exception as error:  # noqa: BLE001 - it runs for nobody, and ends by itself
+            self.holdings.events.append(UpkeepFailed(contain("cancelling", error)))
         return self._take_events()
 
     def drop_entry(self, entry: EntryId) -> list[Event]:
@@ -156,8 +166,8 @@ class Scheduler:
         Raises:
             NotFound: there is no such entry, or it is empty.
         """
-        self.placement.evict(entry, EvictionReason.REQUESTED)
-        return [self.placement.events.pop()]
+        self.holdings.evict(entry, EvictionReason.REQUESTED)
+        return [self.holdings.events.pop()]
 
     def drop_sequence(self, sequence_id: SequenceId, tenant: str | None = None) -> list[Event]:
         """Give up a kept sequence, wherever it rests.
@@ -169,8 +179,10 @@ class Scheduler:
             SessionNotFound: the tenant, or nobody, keeps such a sequence.
             SessionBusy: a request runs on it.
         """
-        self.placement.drop(self._find_kept(sequence_id, tenant))
-        return [self.placement.events.pop()]
+        sequence = self._find_kept(sequence_id, tenant)
+        with self._recounted():
+            self.holdings.give_up(sequence, EvictionReason.REQUESTED)
+        return [self.holdings.events.pop()]
 
     def pin(
         self, sequence_id: SequenceId, ttl_s: float, now_s: float, tenant: str | None = None
@@ -179,8 +191,9 @@ class Scheduler:
 
         Raises:
             SessionNotFound, SessionBusy: as `drop_sequence`.
+            PinRefused: it would leave too little for others.
         """
-        self._find_kept(sequence_id, tenant).pinned_until_s = now_s + ttl_s
+        self._shares.pin(self._find_kept(sequence_id, tenant), now_s + ttl_s, now_s)
 
     def unpin(self, sequence_id: SequenceId, tenant: str | None = None) -> None:
         """Let a sequence be given up again.
@@ -190,22 +203,29 @@ class Scheduler:
         """
         self._find_kept(sequence_id, tenant).pinned_until_s = None
 
-    def set_quotas(self, quotas: Mapping[str, Quota]) -> list[Event]:
+    def set_quotas(self, quotas: Mapping[str, Quota], now_s: float) -> list[Event]:
         """Replace the quotas of all tenants.
+
+        Returns:
+            The events of it; those of a plan on its way are left to `commit`.
 
         Raises:
             ConfigurationError: together they are more than there is. Nothing changed then.
         """
-        self.quotas = dict(quotas)
-        return []
+        num_events = len(self.holdings.events)
+        with self._recounted():
+            self._shares.set_quotas(quotas, now_s)
+        happened = self.holdings.events[num_events:]
+        del self.holdings.events[num_events:]
+        return happened
 
     def _find_kept(self, sequence_id: SequenceId, tenant: str | None) -> Sequence:
-        for sequence in self.placement.running():
+        for sequence in self.holdings.running():
             if sequence.sequence_id == sequence_id and tenant in (None, sequence.tenant):
                 raise SessionBusy(
                     f"a request runs on sequence {sequence_id}", sequence_id=sequence_id
                 )
-        for sequence in self.placement.kept():
+        for sequence in self.holdings.kept():
             if sequence.sequence_id == sequence_id and tenant in (None, sequence.tenant):
                 return sequence
         raise SessionNotFound(f"sequence {sequence_id} is not kept", sequence_id=sequence_id)
@@ -215,8 +235,8 @@ class Scheduler:
 
         Effects: the bookkeeping already stands where the plan leads. `commit` must follow.
         """
-        self._expire_queue(now_s)
-        preparation = self._admit_next(now_s)
+        self._expire(now_s)
+        preparation = self._intake.admit_next(now_s)
         return StepPlan(preparation, tuple(self._select_work(now_s)))
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
@@ -224,107 +244,89 @@ class Scheduler:
         preparation = plan.preparation
         if preparation and preparation.request_id in result.failed and not result.is_prepared:
             self._fail_preparation(preparation, result)
-        lanes = {lane.run.request.request_id: lane for lane in self.placement.lanes if lane.run}
+        lanes = {lane.run.request.request_id: lane for lane in self.holdings.lanes if lane.run}
         for work in plan.work:
             lane = lanes.get(work.request_id)
             if lane is None or lane.run is None or lane.sequence is None:
                 continue
-            if work.request_id in result.failed:
-                self._fail_work(lane, work, result.failed[work.request_id], now_s)
-            else:
-                self._advance(lane, lane.run, lane.sequence, work, result, now_s)
+            run = lane.run
+            try:
+                if work.request_id in result.failed:
+                    self._fail_work(lane, work, result.failed[work.request_id], now_s)
+                else:
+                    self._advance(lane, run, lane.sequence, work, result, now_s)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
+                failed = Failed(work.request_id, contain("taking in a step", error))
+                self._end_broken(lane, run, failed)
         return self._take_events()
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, now_s: float = 0.0) -> None:
         """Raise InvariantBroken when the bookkeeping contradicts itself."""
-        self.placement.check_invariants()
-
-    # Admission.
-
-    def _expire_queue(self, now_s: float) -> None:
-        limit_s = self.limits.queue_timeout_s
-        while self._queue and now_s - self._queue[0].arrival_s > limit_s:
-            request = self._queue.popleft()
-            error = QueueTimeout(
-                f"the request waited {now_s - request.arrival_s:.1f} s for a lane, and the limit "
-                f"is {limit_s:g} s",
-                retry_after_s=limit_s,
-            )
-            self.placement.events.append(Failed(request.request_id, error))
-
-    def _admit_next(self, now_s: float) -> LanePreparation | None:
-        if not self._queue:
-            return None
-        request = self._queue[0]
-        promised = pages_for(request.prompt_tokens + request.max_tokens)
-        running = sum(lane.run.promised_pages for lane in self.placement.lanes if lane.run)
-        if running + promised > self.limits.num_pages:
-            return None
-        try:
-            plan = AdmissionPlanner(
-                self.placement.lanes,
-                self.placement.registry,
-                self._rules,
-                self.placement.pages.num_free,
-                now_s,
-            ).plan(request)
-            if plan is None:
-                return None
-            self._queue.popleft()
-            moves = self.placement.admit(plan, promised, now_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
-            if self._queue and self._queue[0] is request:
-                self._queue.popleft()
-            self._retry_cold(request, contain("admission", error))
-            return None
-        return LanePreparation(request.request_id, tuple(moves))
-
-    def _retry_cold(self, request: Request, error: KvregError) -> None:
-        """Queue a request again without reuse, at the head; the second time it fails."""
-        if request.may_reuse:
-            self._queue.appendleft(replace(request, may_reuse=False))
-            self.placement.events.append(ReuseFailed(request.request_id, error))
-        else:
-            self.placement.events.append(Failed(request.request_id, error))
+        self.holdings.check_invariants()
+        self._shares.check_invariants(now_s)
 
     # One step's work.
+
+    def _expire(self, now_s: float) -> None:
+        try:
+            self.holdings.expire(now_s)
+            for late, error in self._queue.expire(now_s):
+                self.holdings.events.append(Failed(late.request_id, error))
+        except Exception as error:  # noqa: BLE001 - no request is to blame; the next step tries again
+            self.holdings.recount()
+            self.holdings.events.append(UpkeepFailed(contain("giving up what is over", error)))
 
     def _select_work(self, now_s: float) -> list[Work]:
         """Decode every running answer, and prefill at most one chunk, oldest request first."""
         work: list[Work] = []
         budget = self.limits.prefill_chunk_tokens
         for lane, run, sequence in self._running():
-            remaining = len(sequence.ledger) - sequence.frontier
-            is_decode = run.num_output_tokens > 0
-            count = remaining if is_decode else min(remaining, budget)
-            if run.capture_at is not None and sequence.frontier < run.capture_at:
-                count = min(count, run.capture_at - sequence.frontier)
-            if count == 0:
-                continue
-            if not is_decode:
-                budget -= count
-            end = sequence.frontier + count
             try:
-                self.placement.take_pages(sequence, end, run.promised_pages, now_s)
+                one = self._next_work(lane, run, sequence, budget, now_s)
             except Exception as error:  # noqa: BLE001 - contained like a failed admission
-                self._release(lane, run, now_s)
-                failed = Failed(run.request.request_id, contain("taking pages", error))
-                self.placement.events.append(failed)
+                self.holdings.recount()
+                failed = Failed(run.request.request_id, contain("planning a step", error))
+                self._end(lane, run, failed, now_s)
                 continue
-            work.append(self._work(lane, run, sequence, end))
+            if one is not None:
+                work.append(one)
+                if run.num_output_tokens == 0:
+                    budget -= len(one.token_ids)
         return work
+
+    def _next_work(
+        self, lane: Lane, run: Run, sequence: Sequence, budget: int, now_s: float
+    ) -> Work | None:
+        """Return what a run computes in this step, its pages taken; None when it has to wait."""
+        count = len(sequence.ledger) - sequence.frontier
+        if run.num_output_tokens == 0:
+            count = min(count, budget)
+        stop = run.next_stop(sequence.frontier)
+        if stop is not None:
+            count = min(count, stop - sequence.frontier)
+        if count == 0:
+            return None
+        end = sequence.frontier + count
+        self.holdings.take_pages(sequence, end, run.promised_pages, now_s)
+        return self._work(lane, run, sequence, end, now_s)
 
     def _running(self) -> list[tuple[Lane, Run, Sequence]]:
         running = [
             (lane, lane.run, lane.sequence)
-            for lane in self.placement.lanes
+            for lane in self.holdings.lanes
             if lane.run is not None and lane.sequence is not None
         ]
         return sorted(running, key=lambda one: one[1].request.arrival_s)
 
-    def _work(self, lane: Lane, run: Run, sequence: Sequence, end: int) -> Work:
+    def _work(self, lane: Lane, run: Run, sequence: Sequence, end: int, now_s: float) -> Work:
         layout = self.limits.layout
-        is_capture = run.capture_at == end
+        capture_to: SlotId | None = None
+        if run.capture_at == end:
+            capture_to = layout.lane_checkpoint(lane.lane_id)
+        else:
+            anchor = self._capture.reserve(run, sequence, end, now_s)
+            if anchor is not None:
+                capture_to = layout.anchor(anchor.anchor_id)
         return Work(
             request_id=run.request.request_id,
             sequence_id=sequence.sequence_id,
@@ -334,7 +336,7 @@ class Scheduler:
             token_ids=tuple(sequence.ledger.tokens[sequence.frontier : end]),
             pages=tuple(sequence.pages),
             samples=end == len(sequence.ledger),
-            capture_to=layout.lane_checkpoint(lane.lane_id) if is_capture else None,
+            capture_to=capture_to,
             sampling=run.request.sampling,
         )
 
@@ -350,11 +352,14 @@ class Scheduler:
         now_s: float,
     ) -> None:
         request = run.request
-        self.placement.pages.seal(_filled_pages(sequence.pages, work))
+        self.holdings.pages.seal(_filled_pages(sequence.pages, work))
         sequence.frontier = work.end
-        if work.capture_to is not None:
+        if run.capturing is not None:
+            self._capture.keep(run)
+            self._shares.settle(request.tenant, now_s)
+        elif work.capture_to is not None:
             sequence.checkpoint = Checkpoint(work.end, request.boundary_kind)
-            self.placement.events.append(
+            self.holdings.events.append(
                 CheckpointCaptured(request.request_id, work.end, request.boundary_kind)
             )
         if not work.samples:
@@ -362,7 +367,7 @@ class Scheduler:
         token = result.sampled[request.request_id]
         run.num_output_tokens += 1
         sequence.ledger.append(token)
-        self.placement.events.append(TokenSampled(request.request_id, token))
+        self.holdings.events.append(TokenSampled(request.request_id, token))
         reason: FinishReason | None = None
         if token in request.stop_token_ids or request.request_id in result.stopped:
             reason = FinishReason.STOP
@@ -370,38 +375,79 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             event = Finished(request.request_id, reason, run.num_output_tokens)
-            self._release(lane, run, now_s)
-            self.placement.events.append(event)
+            self._end(lane, run, event, now_s)
 
-    def _release(self, lane: Lane, run: Run, now_s: float) -> None:
-        """End a run whose state is sound."""
-        if run.request.retain:
-            self.placement.rest(lane, now_s)
-        else:
-            # It captured nothing, so the checkpoint is still that of the sequence it borrowed.
-            self.placement.rewind(lane, now_s)
+    def _end(self, lane: Lane, run: Run, event: Terminal, now_s: float) -> None:
+        """End a run whose state is sound; its sequence is kept if it may be."""
+        try:
+            if run.request.retain:
+                self.holdings.rest(lane, now_s)
+            else:
+                # It captured nothing, so the checkpoint is that of the sequence it borrowed.
+                self.holdings.rewind(lane, now_s)
+            self._shares.settle(run.request.tenant, now_s)
+        except Exception as error:  # noqa: BLE001 - the answer is complete, and stays so
+            self.holdings.scrap(lane)
+            self.holdings.events.append(UpkeepFailed(contain("keeping a sequence", error)))
+        self.holdings.events.append(event)
+
+    def _end_broken(self, lane: Lane, run: Run, event: Failed) -> None:
+        """End a run that something went wrong with half-way, unless it has ended already."""
+        if lane.run is run:
+            self.holdings.scrap(lane)
+        if not any(
+            isinstance(one, Terminal) and one.request_id == event.request_id
+            for one in self.holdings.events
+        ):
+            self.holdings.events.append(event)
 
     def _fail_work(self, lane: Lane, work: Work, error: KvregError, now_s: float) -> None:
         """End a run whose current state cannot be trusted."""
-        if lane.sequence is not None and work.capture_to is not None:
-            lane.sequence.checkpoint = None
-        self.placement.rewind(lane, now_s)
-        self.placement.events.append(Failed(work.request_id, error))
+        sequence = lane.require_sequence()
+        is_anchor = lane.run is not None and lane.run.capturing is not None
+        if work.capture_to is not None and not is_anchor:
+            sequence.checkpoint = None
+        self.holdings.rewind(lane, now_s)
+        self._shares.settle(sequence.tenant, now_s)
+        self.holdings.events.append(Failed(work.request_id, error))
 
     def _fail_preparation(self, preparation: LanePreparation, result: StepResult) -> None:
-        for lane in self.placement.lanes:
+        for lane in self.holdings.lanes:
             run = lane.run
             if run is None or run.request.request_id != preparation.request_id:
                 continue
-            for entry in run.touched_entries:
-                if self.placement.registry.find(entry) is not None:
-                    self.placement.evict(entry, EvictionReason.FAILED)
-            self.placement.give_up(lane, EvictionReason.FAILED)
-            self._retry_cold(run.request, result.failed[preparation.request_id])
+            error = result.failed[preparation.request_id]
+            try:
+                for entry in run.touched_entries:
+                    if self.holdings.registry.find(entry) is not None:
+                        self.holdings.evict(entry, EvictionReason.FAILED)
+                self.holdings.give_up_lane(lane, EvictionReason.FAILED)
+            except Exception as fault:  # noqa: BLE001 - contained below
+                error = contain("giving up a failed admission", fault)
+                self._empty_touched(run)
+                if lane.run is run or lane.sequence is not None:
+                    self.holdings.scrap(lane)
+                self.holdings.recount()
+            self._intake.retry_cold(run.request, error)
+
+    def _empty_touched(self, run: Run) -> None:
+        """Empty the entries that a failed preparation may have written."""
+        for entry in run.touched_entries:
+            if self.holdings.registry.find(entry) is not None:
+                self.holdings.registry.remove(entry)
+
+    @contextmanager
+    def _recounted(self) -> Iterator[None]:
+        """Leave the pools consistent when something raises."""
+        try:
+            yield
+        except Exception:
+            self.holdings.recount()
+            raise
 
     def _take_events(self) -> list[Event]:
-        events = self.placement.events
-        self.placement.events = []
+        events = self.holdings.events
+        self.holdings.events = []
         return events
 
 

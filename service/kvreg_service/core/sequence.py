@@ -17,6 +17,8 @@ class CheckpointKind(Enum):
     """It sits behind the opener of an answer."""
     RESPONSE = "response"
     """It sits inside an answer that the client let the model continue."""
+    ANCHOR = "anchor"
+    """It ends a head that many conversations begin with."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Sequence:
     expires_s: float | None = None
     """When its time to live ends, once it is at rest."""
     pinned_until_s: float | None = None
+    is_lent: bool = False
+    """Others may take it although its tenant has a quota: it backs a promise of that tenant."""
     superseded_by: SequenceId | None = None
     """The sequence that went on from this fork's position."""
     family: SequenceId | None = None

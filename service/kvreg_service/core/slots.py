@@ -1,7 +1,8 @@
 """Where each recurrent state lives. Owns the numbering of state slots and nothing else.
 
 Lane slots are ``[0, 2C)`` and entry slots start at ``2C``. The two ranges never overlap, and that
-is the whole proof that a busy lane cannot step on an entry.
+is the whole proof that a busy lane cannot step on an entry. Anchors follow the entries, one slot
+each.
 
 | range     | keep current                                          | drop current         |
 |-----------|-------------------------------------------------------|----------------------|
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvreg_service.core.errors import ConfigurationError, CurrentSlotDropped, InvariantBroken
-from kvreg_service.core.ids import EntryId, LaneId, SlotId
+from kvreg_service.core.ids import AnchorId, EntryId, LaneId, SlotId
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,22 @@ class SlotLayout:
     """The static map from lanes and entries to state slots.
 
     Raises:
-        ConfigurationError: fewer than one lane, fewer than zero entries, or current dropped
-            without an entry that could drop it.
+        ConfigurationError: fewer than one lane, fewer than zero entries or anchors, or current
+            dropped without an entry that could drop it.
     """
 
     lanes: int
     entries: int
     keep_current: bool = True
+    anchors: int = 0
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
             raise ConfigurationError(f"lanes is {self.lanes}, and must be at least 1")
         if self.entries < 0:
             raise ConfigurationError(f"entries is {self.entries}, and must be at least 0")
+        if self.anchors < 0:
+            raise ConfigurationError(f"anchors is {self.anchors}, and must be at least 0")
         if not self.keep_current and self.entries == 0:
             raise ConfigurationError(
                 "current_state is drop and entries is 0: there is no entry whose current state "
@@ -49,7 +53,11 @@ class SlotLayout:
 
     @property
     def num_slots(self) -> int:
-        """All slots of lanes and entries together."""
+        """All slots of lanes, entries and anchors together."""
+        return self._first_anchor + self.anchors
+
+    @property
+    def _first_anchor(self) -> int:
         return 2 * self.lanes + self.slots_per_entry * self.entries
 
     def lane_current(self, lane: LaneId) -> SlotId:
@@ -81,6 +89,14 @@ class SlotLayout:
         if self.keep_current:
             return SlotId(2 * self.lanes + 2 * entry + 1)
         return SlotId(2 * self.lanes + entry)
+
+    def anchor(self, anchor: AnchorId) -> SlotId:
+        """Return the slot of an anchor's state."""
+        if not 0 <= anchor < self.anchors:
+            raise InvariantBroken(
+                f"anchor {anchor} does not exist: there are {self.anchors}", anchor=anchor
+            )
+        return SlotId(self._first_anchor + anchor)
 
     def _check_lane(self, lane: LaneId) -> None:
         if not 0 <= lane < self.lanes:

@@ -30,6 +30,8 @@ _PLAIN_COLUMNS = 140
 BASE_OPTIONS = EngineOptions(
     REFERENCE_MODEL_PATH,
     "reference-model",
+    # The stories are those of the source system, which has no anchors.
+    anchors=0,
     max_context_tokens=2048,
     # Room for four kept sessions, a running one and their copies: no story is about page pressure.
     num_pages=256,

@@ -15,8 +15,9 @@ from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.budget import KVDtype, MemoryPlan
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.identity import Epoch
+from kvreg_service.core.policies import build_policy
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.value import CostModel, build_policy
+from kvreg_service.core.value import CostModel
 from kvreg_service.engine.engine import Engine, EngineParts
 from kvreg_service.engine.interface import EffectiveProfile
 from kvreg_service.engine.options import EngineOptions
@@ -113,6 +114,7 @@ def build_engine(
         max_context_tokens=max_context_tokens,
         kv_dtype=options.kv_dtype.value,
         device=options.device,
+        anchors=options.layout.anchors,
     )
     engine = Engine(
         EngineParts(

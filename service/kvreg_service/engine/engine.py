@@ -31,12 +31,13 @@ from kvreg_service.core.errors import (
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId, SequenceId
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import CheckpointKind
 from kvreg_service.core.step import StepPlan, StepResult
-from kvreg_service.core.value import CostModel, EvictionPolicy
+from kvreg_service.core.value import CostModel
 from kvreg_service.engine.answer import Answer, AnswerEvent
 from kvreg_service.engine.delivery import Delivery
 from kvreg_service.engine.interface import (
@@ -180,6 +181,8 @@ class Engine:
     def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
         """Keep a sequence for ``ttl_s`` seconds from now whatever else needs its place."""
         with self._lock:
+            # A time to live may now end at another moment than the one that is waited for.
+            self._wake.notify()
             self._scheduler.pin(SequenceId(sequence_id), ttl_s, time.monotonic(), tenant)
 
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
@@ -190,7 +193,7 @@ class Engine:
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replace the quotas of all tenants."""
         with self._lock:
-            self._publish(self._scheduler.set_quotas(quotas))
+            self._publish(self._scheduler.set_quotas(quotas, time.monotonic()))
 
     def drain(self) -> None:
         """Take nothing new from now on; queued and running requests still finish."""
@@ -292,7 +295,12 @@ class Engine:
     def _wait_for_work(self) -> bool:
         with self._lock:
             while not (self._is_closing or self._cancelled or self._scheduler.has_work):
-                self._wake.wait()
+                expiry_s = self._scheduler.next_expiry_s()
+                if expiry_s is None:
+                    self._wake.wait()
+                elif not self._wake.wait(max(0.0, expiry_s - time.monotonic())):
+                    # What is given up gets into the log and the numbers although nobody asks.
+                    break
             return not self._is_closing
 
     def _step(self) -> None:
@@ -377,6 +385,15 @@ class Engine:
                         "evicted sequence %d (%d tokens, %d bytes): %s",
                         event.sequence_id, event.tokens, event.held_bytes, event.reason.value,
                     )  # fmt: skip
+                case events.UpkeepFailed():
+                    logger.error(
+                        "keeping the books failed: %s", event.error, exc_info=event.error.__cause__
+                    )
+                case events.PinEnded():
+                    logger.warning(
+                        "the pin of sequence %d has ended: it has grown too large",
+                        event.sequence_id,
+                    )
                 case _:
                     logger.debug("%s", event)
 

@@ -206,6 +206,7 @@ class AnchorView:
     num_hits: int = 0
     tenant: str | None = None
     is_marked: bool = False
+    pinned_for_s: float | None = None
 
 
 @dataclass(frozen=True)

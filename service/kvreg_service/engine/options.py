@@ -26,6 +26,7 @@ class EngineOptions:
     lanes: int = 1
     entries: int = 1
     keep_current: bool = True
+    anchors: int = 2
     exchange: bool = True
     eviction: str = "cost"
     prefix_reuse: bool = True
@@ -52,4 +53,6 @@ class EngineOptions:
     @property
     def layout(self) -> SlotLayout:
         """The state slots that these options ask for."""
-        return SlotLayout(self.lanes, self.entries, self.keep_current)
+        # Without reuse nobody would read an anchor.
+        anchors = self.anchors if self.prefix_reuse else 0
+        return SlotLayout(self.lanes, self.entries, self.keep_current, anchors)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvreg_service.core.ids import EntryId
+from kvreg_service.core.ids import AnchorId, EntryId
 from kvreg_service.core.lane import Lane
+from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import Sequence
-from kvreg_service.core.value import CostModel, EvictionPolicy
+from kvreg_service.core.value import CostModel
 from kvreg_service.engine.interface import (
+    AnchorView,
     EffectiveProfile,
     EntryView,
     LaneState,
@@ -43,7 +45,7 @@ class SnapshotBuilder:
             profile=self.profile,
             lanes=self._lanes(now_s, tenant),
             entries=self._entries(now_s, tenant),
-            anchors=(),
+            anchors=self._anchor_views(now_s, tenant),
             pools=(self._pool(tenant),),
             state_slots=self._slots(tenant),
             running=sum(one.is_busy and _is_of(one.sequence, tenant) for one in self._all_lanes()),
@@ -53,7 +55,7 @@ class SnapshotBuilder:
         )
 
     def _all_lanes(self) -> list[Lane]:
-        return self.scheduler.placement.lanes
+        return self.scheduler.holdings.lanes
 
     def _lanes(self, now_s: float, tenant: str | None) -> tuple[LaneView, ...]:
         return tuple(
@@ -61,7 +63,7 @@ class SnapshotBuilder:
         )
 
     def _entries(self, now_s: float, tenant: str | None) -> tuple[EntryView, ...]:
-        registry = self.scheduler.placement.registry
+        registry = self.scheduler.holdings.registry
         views = []
         for index in range(registry.layout.entries):
             sequence = registry.find(EntryId(index))
@@ -92,21 +94,50 @@ class SnapshotBuilder:
             pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
         )
 
+    def _anchor_views(self, now_s: float, tenant: str | None) -> tuple[AnchorView, ...]:
+        anchors = self.scheduler.holdings.anchors
+        views = []
+        for index in range(anchors.num_places):
+            anchor = anchors.find(AnchorId(index))
+            sequence = anchor.sequence if anchor is not None else None
+            if not _is_of(sequence, tenant):
+                continue
+            if anchor is None or sequence is None:
+                views.append(AnchorView(index, "empty"))
+                continue
+            views.append(
+                AnchorView(
+                    anchor_id=index,
+                    state="kept",
+                    sequence_id=sequence.sequence_id,
+                    tokens=sequence.reusable_tokens,
+                    pages=len(sequence.pages),
+                    bytes=self.cost.held_bytes(sequence),
+                    value=self.policy.value(sequence, now_s),
+                    idle_s=max(0.0, now_s - sequence.last_used_s),
+                    num_hits=sequence.num_hits,
+                    tenant=sequence.tenant,
+                    is_marked=anchor.is_marked,
+                    pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
+                )
+            )
+        return tuple(views)
+
     def _pool(self, tenant: str | None) -> PoolView:
-        placement = self.scheduler.placement
-        total, referenced = placement.pages.num_pages, placement.pages.num_pages
-        referenced -= placement.pages.num_free
+        holdings = self.scheduler.holdings
+        total, referenced = holdings.pages.num_pages, holdings.pages.num_pages
+        referenced -= holdings.pages.num_free
         if tenant is not None:
-            quota = self.scheduler.quotas.get(tenant)
+            quota = holdings.quotas.get(tenant)
             total = total if quota is None else quota.pages
-            owned = [*placement.running(), *placement.kept()]
+            owned = [*holdings.running(), *holdings.kept()]
             referenced = len({page for one in owned if one.tenant == tenant for page in one.pages})
             total = max(total, referenced)
         return PoolView(name="kv", total=total, free=total - referenced, referenced=referenced)
 
     def _slots(self, tenant: str | None) -> StateSlotsView:
-        placement = self.scheduler.placement
-        owned = [one for one in [*placement.running(), *placement.kept()] if _is_of(one, tenant)]
+        holdings = self.scheduler.holdings
+        owned = [one for one in [*holdings.running(), *holdings.kept()] if _is_of(one, tenant)]
         return StateSlotsView(
             total=self.scheduler.limits.layout.num_slots,
             used=sum(one.num_states for one in owned),

@@ -14,12 +14,13 @@ from kvreg_service.core.errors import KvregError
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.policies import build_policy
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import StepPlan
-from kvreg_service.core.value import CostModel, build_policy
+from kvreg_service.core.value import CostModel
 from kvreg_service.fake_runner import FakeRunner, Prefix
 
 IDENTITY = Identity(epoch=b"epoch", tenant="tenant")
@@ -70,6 +71,7 @@ class Core:
     exchange: bool = True
     policy: str = "cost"
     prefix_reuse: bool = True
+    anchors: int = 0
     num_pages: int = 64
     max_context_tokens: int = 2048
     chunk_tokens: int = 512
@@ -79,7 +81,7 @@ class Core:
     log: list[events.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.layout = SlotLayout(self.lanes, self.entries, self.keep_current)
+        self.layout = SlotLayout(self.lanes, self.entries, self.keep_current, self.anchors)
         limits = SchedulerLimits(
             self.layout,
             self.num_pages,
@@ -126,7 +128,7 @@ class Core:
         plan = self.scheduler.schedule(self.now_s)
         self.runner.fail_next = dict.fromkeys(fail, error or KvregError("injected"))
         happened = self.scheduler.commit(plan, self.runner.execute(plan), self.now_s)
-        self.scheduler.check_invariants()
+        self.scheduler.check_invariants(self.now_s)
         self.log += happened
         return plan, happened
 
@@ -147,18 +149,10 @@ class Core:
 
     def plan(self, request: Request) -> AdmissionPlan | None:
         """Plan an admission without carrying it out."""
-        placement = self.scheduler.placement
-        planner = AdmissionPlanner(
-            placement.lanes,
-            placement.registry,
-            self.rules,
-            placement.pages.num_free,
-            self.now_s,
-        )
-        return planner.plan(request)
+        return AdmissionPlanner(self.scheduler.holdings, self.rules, self.now_s).plan(request)
 
     def kept(self) -> list[KeptSequence]:
-        return self.scheduler.placement.kept()
+        return self.scheduler.holdings.kept()
 
 
 @pytest.fixture

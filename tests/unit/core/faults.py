@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from inspect import CO_GENERATOR
 from typing import Any, Literal
 
-from kvreg_service.core import scheduler
+from kvreg_service.core import intake, scheduler
 
 Moment = Literal["call", "return"]
 Path = tuple[tuple[object, int], ...]
@@ -90,4 +90,5 @@ def _is_core(frame: Any) -> bool:
 
 
 def _is_scheduler(frame: Any) -> bool:
-    return frame.f_globals.get("__name__") == scheduler.__name__
+    """Whether it is one of those who contain faults: the scheduler and its intake."""
+    return frame.f_globals.get("__name__") in (scheduler.__name__, intake.__name__)

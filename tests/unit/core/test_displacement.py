@@ -153,7 +153,7 @@ def test_dropping_current_gives_the_pages_behind_the_checkpoint_back(make_core):
     core = make_core(entries=1, keep_current=False)
     core.run([*_text(0, 100), 7], boundary=100, max_tokens=200)
     _keep(core, 1)
-    ((_, sequence),) = list(core.scheduler.placement.registry)
+    ((_, sequence),) = list(core.scheduler.holdings.registry)
     assert len(sequence.pages) == 2
 
 
@@ -161,10 +161,10 @@ def test_a_dropped_entry_gives_its_pages_back_and_is_reported(make_core):
     core = make_core(entries=1)
     _keep(core, 0)
     _keep(core, 1)
-    before = core.scheduler.placement.pages.num_free
+    before = core.scheduler.holdings.pages.num_free
     (event,) = core.scheduler.drop_entry(0)
     assert (event.entry, event.reason) == (0, EvictionReason.REQUESTED)
-    assert core.scheduler.placement.pages.num_free == before + 3
+    assert core.scheduler.holdings.pages.num_free == before + 3
     assert _back(core, 0).cached == 0
 
 

@@ -54,6 +54,7 @@ def _raise(*_args, **_options):
         (True, "placement", "_wake"),
         (True, "placement", "_announce"),
         (True, "placement", "_own_tail_page"),
+        (True, "holdings", "rewind_kept_pages"),
         (False, "registry", "detach"),
         (False, "registry", "attach"),
         (False, "registry", "fork"),
@@ -68,8 +69,13 @@ def test_an_admission_that_raises_half_way_is_computed_from_nothing_and_leaves_t
     core.run([*SESSION, 1, 2], boundary=200)
     for prompt in others:
         core.run([*prompt, 1], boundary=150)
-    placement = core.scheduler.placement
-    owners = {"registry": placement.registry, "pages": placement.pages, "placement": placement}
+    holdings = core.scheduler.holdings
+    owners = {
+        "registry": holdings.registry,
+        "pages": holdings.pages,
+        "holdings": holdings,
+        "placement": core.scheduler._intake._placement,
+    }
     follow_up = [*SESSION, 1, 2, 3, 4]
     with monkeypatch.context() as patch:
         patch.setattr(owners[owner], name, _raise)

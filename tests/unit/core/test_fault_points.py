@@ -230,7 +230,7 @@ def _check_next_turns(played: Played, scenario: Scenario, expected: Expected) ->
 
 def _check_idle(core) -> None:
     """With everything kept given up, nothing is left."""
-    placement = core.scheduler.placement
+    placement = core.scheduler.holdings
     for sequence in list(core.kept()):
         core.scheduler.drop_sequence(sequence.sequence_id)
     core.scheduler.check_invariants()
@@ -271,45 +271,19 @@ def _survey(
 scenarios = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 moments = pytest.mark.parametrize("moment", get_args(Moment))
 
-# TODO: contain these as well; then this set and the marks below go.
-NOT_CONTAINED = {
-    "Placement.take_pages",
-    "Request.prompt_tokens",
-    "SlotLayout.lane_checkpoint",
-    "SlotLayout.lane_current",
-    "TokenLedger.__len__",
-    "pages_for",
-}
-not_contained_yet = pytest.mark.xfail(
-    reason="faults outside of an admission are not contained", strict=True
-)
-
-
-def _is_contained(point: Point) -> bool:
-    return point.called not in NOT_CONTAINED
-
 
 @moments
 @scenarios
 def test_a_fault_while_a_step_is_planned_costs_one_request(make_core, scenario, moment):
-    _survey(make_core, scenario, moment, lambda p, f: p.steps(f, "schedule"), _is_contained)
-
-
-@not_contained_yet
-@moments
-@scenarios
-def test_a_fault_anywhere_in_planning_costs_one_request(make_core, scenario, moment):
     _survey(make_core, scenario, moment, lambda p, f: p.steps(f, "schedule"))
 
 
-@not_contained_yet
 @moments
 @scenarios
 def test_a_fault_while_a_step_is_taken_in_costs_one_request(make_core, scenario, moment):
     _survey(make_core, scenario, moment, lambda p, f: p.steps(f, "commit"))
 
 
-@not_contained_yet
 @moments
 @pytest.mark.parametrize(
     ("name", "num_steps"),
@@ -324,7 +298,6 @@ def test_a_fault_while_a_request_is_cancelled_costs_no_other(make_core, name, nu
     _survey(make_core, SCENARIOS[name], moment, act)
 
 
-@not_contained_yet
 @pytest.mark.parametrize("place", [0, 1], ids=["lane", "entry"])
 def test_a_fault_while_a_sequence_is_dropped_leaves_the_pools_consistent(make_core, place):
     def act(played: Played, faults: Faults) -> None:

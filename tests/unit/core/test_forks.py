@@ -115,8 +115,8 @@ def test_a_fork_shares_the_pages_behind_the_branch_and_copies_the_others(make_co
     _first_turn(core, max_tokens=100)
     core.submit(TITLE, boundary=203, max_tokens=1)
     core.step()
-    ((_, fork),) = list(core.scheduler.placement.registry)
-    running = core.scheduler.placement.lanes[0].sequence
+    ((_, fork),) = list(core.scheduler.holdings.registry)
+    running = core.scheduler.holdings.lanes[0].sequence
     # Three whole pages lie before position 200, and the frontier was at 302.
     assert fork.pages[:3] == running.pages[:3]
     assert len(fork.pages) == 5
@@ -130,13 +130,13 @@ def test_the_sequence_that_goes_on_keeps_its_own_pages_in_a_row(make_core):
     before = kept.pages[:4]
     core.submit(TITLE, boundary=203)
     core.step()
-    assert core.scheduler.placement.lanes[0].sequence.pages[:4] == before
+    assert core.scheduler.holdings.lanes[0].sequence.pages[:4] == before
 
 
 def test_without_pages_for_the_copies_there_is_no_fork_and_nobody_pays(make_core):
     core = make_core(entries=1, num_pages=6, max_context_tokens=384)
     _first_turn(core, max_tokens=180)
-    assert core.scheduler.placement.pages.num_free == 0
+    assert core.scheduler.holdings.pages.num_free == 0
     outcome = core.run(TITLE, boundary=203, max_tokens=1)
     assert not outcome.of(Forked)
     assert not outcome.of(Evicted)
@@ -146,7 +146,7 @@ def test_in_drop_mode_a_fork_keeps_the_checkpoint_only(make_core):
     core = make_core(entries=1, keep_current=False)
     _first_turn(core, max_tokens=100)
     core.run(TITLE, boundary=203)
-    ((_, fork),) = list(core.scheduler.placement.registry)
+    ((_, fork),) = list(core.scheduler.holdings.registry)
     assert not fork.has_current
     assert len(fork.pages) == 4
 
@@ -183,13 +183,13 @@ def test_the_page_that_is_copied_for_a_writer_is_not_full(make_core):
     core, _ = _branched(make_core)
     core.submit([*HISTORY, 4, 5, 6], boundary=200)
     core.step()
-    running = core.scheduler.placement.lanes[0].sequence
-    assert core.scheduler.placement.pages.state(running.pages[3]) is PageState.ACTIVE
+    running = core.scheduler.holdings.lanes[0].sequence
+    assert core.scheduler.holdings.pages.state(running.pages[3]) is PageState.ACTIVE
 
 
 def test_a_shared_page_is_taken_over_when_no_page_is_free_for_a_copy(make_core):
     core, second = _branched(make_core, num_pages=8, max_context_tokens=512)
-    assert core.scheduler.placement.pages.num_free == 0
+    assert core.scheduler.holdings.pages.num_free == 0
     tail = [*HISTORY, 4, 5, 6]
     outcome = core.run(tail, boundary=200, max_tokens=30)
     assert outcome.cached == 200

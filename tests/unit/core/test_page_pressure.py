@@ -60,7 +60,7 @@ def test_only_as_many_are_evicted_as_are_needed(make_core):
     core = make_core(entries=4, num_pages=16, max_context_tokens=1024)
     for number in range(4):
         _keep(core, number, 190)
-    assert core.scheduler.placement.pages.num_free == 4
+    assert core.scheduler.holdings.pages.num_free == 4
     assert len(_victims(core.run(_text(9, 64 * 5), max_tokens=1))) == 1
 
 
@@ -145,9 +145,9 @@ def test_all_pages_are_free_again_when_nothing_is_kept(make_core):
     for number in range(6):
         core.run(_text(number, 100 + 10 * number), boundary=90)
         core.run([*_text(number, 90), 5, 6, 7], boundary=92)
-    placement = core.scheduler.placement
+    placement = core.scheduler.holdings
     for entry, _ in list(placement.registry):
         core.scheduler.drop_entry(entry)
     for lane in placement.lanes:
-        placement.give_up(lane, EvictionReason.REQUESTED)
+        placement.give_up_lane(lane, EvictionReason.REQUESTED)
     assert placement.pages.num_free == 40

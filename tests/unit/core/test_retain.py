@@ -27,7 +27,7 @@ def test_it_is_not_kept(make_core):
 def test_its_pages_come_back(make_core):
     core = make_core()
     core.run(ONE_SHOT, boundary=90, retain=False)
-    assert core.scheduler.placement.pages.num_free == core.num_pages
+    assert core.scheduler.holdings.pages.num_free == core.num_pages
 
 
 def test_it_captures_nothing(make_core):
@@ -85,9 +85,9 @@ def test_cancelling_it_gives_back_what_it_borrowed(make_core, num_steps):
 def test_it_does_not_change_the_number_of_entries(make_core):
     core = _with_session(make_core, entries=3)
     core.run(ONE_SHOT, retain=False)
-    before = core.scheduler.placement.registry.num_kept
+    before = core.scheduler.holdings.registry.num_kept
     core.run(ONE_SHOT, retain=False)
-    assert core.scheduler.placement.registry.num_kept == before == 1
+    assert core.scheduler.holdings.registry.num_kept == before == 1
 
 
 def test_what_it_borrowed_is_kept_after_all_when_the_copy_of_it_is_gone(make_core):

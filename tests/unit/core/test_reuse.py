@@ -74,7 +74,7 @@ def test_of_equal_reuse_the_one_on_a_lane_is_taken(make_core):
         core.submit([*TEXT[:200], *OTHER], boundary=200)
     core.drain()
     core.run([1] * 70)
-    assert {lane.kept is None for lane in core.scheduler.placement.lanes} == {False}
+    assert {lane.kept is None for lane in core.scheduler.holdings.lanes} == {False}
     assert core.run(TEXT[:250]).admitted.attach is Attach.NONE
 
 
@@ -190,4 +190,4 @@ def test_planning_twice_gives_the_same_plan_and_changes_nothing(make_core):
         request = core.request(prompt, boundary=len(prompt) - 1)
         assert core.plan(request) == core.plan(request)
     assert repr(core.kept()) == before
-    assert not core.scheduler.placement.events
+    assert not core.scheduler.holdings.events

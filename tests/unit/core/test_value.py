@@ -1,4 +1,4 @@
-"""What a kept sequence is worth, and who goes first."""
+"""What a kept sequence is worth by cost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import SequenceId, pages_for
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.policies import POLICY_NAMES, build_policy
 from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
-from kvreg_service.core.value import POLICY_NAMES, CostModel, CostPolicy, build_policy, rank
+from kvreg_service.core.value import CostModel
 
 COST = CostModel(slot_bytes=1000, page_bytes=100)
 
@@ -117,40 +118,3 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are():
     with pytest.raises(ConfigurationError) as caught:
         build_policy("lru2", COST)
     assert all(name in caught.value.message for name in POLICY_NAMES)
-
-
-def _order(*sequences, now_s=0.0):
-    alive = {sequence.sequence_id: sequence.num_hits for sequence in sequences}
-    policy = CostPolicy(COST)
-    ranked = sorted(sequences, key=lambda one: rank(one, policy, alive, now_s))
-    return [sequence.sequence_id for sequence in ranked]
-
-
-def test_a_superseded_fork_goes_first_however_valuable():
-    fork = _kept(1, tokens=30_000, num_hits=50, superseded_by=SequenceId(2))
-    assert _order(_kept(2, tokens=100, num_hits=52), fork) == [1, 2]
-
-
-def test_a_fork_whose_branch_went_on_once_outlasts_a_side_request():
-    fork = _kept(1, tokens=1000, superseded_by=SequenceId(2))
-    branch, side = _kept(2, tokens=1030, num_hits=1), _kept(3, tokens=50)
-    assert _order(branch, fork, side) == [3, 1, 2]
-
-
-def test_a_fork_whose_branch_went_on_once_goes_before_a_session_of_its_size():
-    fork = _kept(1, tokens=1000, superseded_by=SequenceId(2))
-    branch, session = _kept(2, tokens=1030, num_hits=1), _kept(3, tokens=900)
-    assert _order(branch, fork, session)[0] == 1
-
-
-def test_a_fork_whose_successor_is_gone_is_ranked_by_its_value():
-    fork = _kept(1, tokens=30_000, superseded_by=SequenceId(9))
-    assert _order(fork, _kept(2, tokens=100)) == [2, 1]
-
-
-def test_the_less_valuable_goes_first():
-    assert _order(_kept(1, tokens=500), _kept(2, tokens=400), _kept(3, tokens=600)) == [2, 1, 3]
-
-
-def test_of_equals_the_older_goes_first():
-    assert _order(_kept(2), _kept(1), _kept(3)) == [1, 2, 3]

@@ -1,0 +1,101 @@
+"""Which kept sequence goes first when room is needed, and which may not be taken at all.
+
+Owns the order at one moment. A policy gives the values; forks, pins and quotas come on top of
+every policy alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvreg_service.core.ids import SequenceId
+from kvreg_service.core.policies import EvictionPolicy
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.sequence import Sequence
+
+FORK_WEIGHT = 0.25
+"""Part of its value at which a fork counts while nobody knows which branch will go on."""
+
+
+@dataclass(frozen=True, order=True)
+class Rank:
+    """Sort key of eviction: superseded forks first, pinned sequences last.
+
+    Between them the policy's level counts, then its value, then the age.
+    """
+
+    is_pinned: bool
+    is_needed: bool
+    level: int
+    value: float
+    sequence_id: SequenceId
+
+
+class EvictionOrder:
+    """The order among all sequences that are kept now."""
+
+    def __init__(
+        self,
+        kept: Collection[Sequence],
+        running: Iterable[Sequence],
+        policy: EvictionPolicy,
+        quotas: Mapping[str, Quota],
+        now_s: float,
+    ) -> None:
+        """Look at the present.
+
+        Args:
+            kept: all sequences at rest.
+            running: all others. A fork is one only while the sequence that went on from it is
+                among either of them.
+            policy: gives the values.
+            quotas: the tenants whose share others do not take.
+            now_s: the present.
+        """
+        self._hits = {one.sequence_id: one.num_hits for one in (*kept, *running)}
+        self._levels = policy.levels(kept)
+        self._policy = policy
+        self._quotas = quotas
+        self._now_s = now_s
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Return the sequence's place; the smallest rank goes first.
+
+        A fork whose branch went on once may be the session, and the branch a side request that
+        began with its history; it counts at `FORK_WEIGHT`. A branch that went on twice is the
+        session, and its fork is superseded.
+        """
+        level, value = self.worth(sequence)
+        is_needed = True
+        branch = sequence.superseded_by
+        if branch is not None and branch in self._hits:
+            is_needed = self._hits[branch] < sequence.num_hits + 2
+            value *= FORK_WEIGHT
+        return Rank(sequence.is_pinned(self._now_s), is_needed, level, value, sequence.sequence_id)
+
+    def worth(self, sequence: Sequence) -> tuple[int, float]:
+        """Return what the policy says: level and value."""
+        level = self._levels.get(sequence.sequence_id, 0)
+        return level, self._policy.value(sequence, self._now_s)
+
+    def is_superseded(self, sequence: Sequence) -> bool:
+        """Whether it is a fork whose branch has proved to be the session."""
+        return not self.rank(sequence).is_needed
+
+    def is_protected(self, sequence: Sequence) -> bool:
+        """Whether its pages are promised to stay, whoever else needs them."""
+        if sequence.is_pinned(self._now_s):
+            return True
+        return sequence.tenant in self._quotas and not sequence.is_lent
+
+    def may_take(self, sequence: Sequence, tenant: str) -> bool:
+        """Whether the sequence may be given up for something of ``tenant``."""
+        if sequence.is_pinned(self._now_s):
+            return False
+        return sequence.tenant == tenant or not self.is_protected(sequence)
+
+    def first(self, candidates: Iterable[Sequence], tenant: str) -> Sequence | None:
+        """Return who goes first for something of ``tenant``, or None when nobody may."""
+        takeable = [one for one in candidates if self.may_take(one, tenant)]
+        return min(takeable, key=self.rank, default=None)

@@ -1,0 +1,269 @@
+"""How much is spoken for: promises to running requests, quotas of tenants, pins.
+
+Owns the arithmetic that lets every running request finish: promised pages and protected ones are
+never more than there are. *Protected* is a kept sequence that others may not take: one that is
+pinned, or one of a tenant with a quota. A tenant that needs more than the others leave lends its
+own kept sequences to its request: they may then be taken by whoever needs their pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvreg_service.core.errors import ConfigurationError, InvariantBroken, PinRefused
+from kvreg_service.core.events import EvictionReason, PinEnded
+from kvreg_service.core.holdings import Holdings
+from kvreg_service.core.ids import PageId, pages_for
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Request
+from kvreg_service.core.sequence import Sequence
+
+
+class Shares:
+    """Watches over one `Holdings`.
+
+    Invariant: promised pages + protected pages that no running sequence shares <= all pages.
+    """
+
+    def __init__(self, holdings: Holdings, max_context_tokens: int) -> None:
+        self._holdings = holdings
+        # What stays outside of all pins and quotas, so that any request can be served.
+        self._context_pages = pages_for(max_context_tokens)
+
+    # Promises.
+
+    def promised_pages(self) -> int:
+        """Return the pages that running requests may still come to hold."""
+        return sum(lane.run.promised_pages for lane in self._holdings.lanes if lane.run)
+
+    def pages_for_request(self, request: Request) -> int:
+        """Return the pages that a request may come to hold, its whole answer included."""
+        return pages_for(request.prompt_tokens + request.max_tokens)
+
+    def fits(self, request: Request, now_s: float) -> bool:
+        """Whether the pages of a request can be promised beside those of running ones."""
+        room = self._holdings.pages.num_pages - self.promised_pages()
+        room -= self.pages_for_request(request)
+        return room >= 0 and (
+            not self._has_protection() or room >= self._untakeable_pages(request.tenant, now_s)
+        )
+
+    def may_pass(self, request: Request, head: Request, now_s: float) -> bool:
+        """Whether ``request`` fits now, and running it first leaves ``head`` its earliest start.
+
+        The head starts once enough running requests have ended, nobody knows which. Of all sums of
+        promises that would still let it start, the largest counts: if the request fits beside that
+        one too, it makes no difference whenever the head's turn comes. Pages that pins or quotas
+        protect may not come free when their request ends, so nobody passes while there are any.
+        """
+        if self._has_protection() or not self.fits(request, now_s):
+            return False
+        room = self._holdings.pages.num_pages - self.pages_for_request(head)
+        # Bit n is set when some of the running requests are promised n pages together.
+        sums = 1
+        for lane in self._holdings.lanes:
+            if lane.run:
+                sums |= sums << lane.run.promised_pages
+        largest = (sums & ((1 << (room + 1)) - 1)).bit_length() - 1
+        return largest + self.pages_for_request(request) <= room
+
+    def _has_protection(self) -> bool:
+        return bool(self._holdings.quotas) or any(
+            one.pinned_until_s is not None
+            for one in (*self._holdings.kept(), *self._holdings.running())
+        )
+
+    def _untakeable_pages(self, tenant: str, now_s: float) -> int:
+        """Return the pages that a request of ``tenant`` could not take: a tenant lends its own."""
+        return self._count_pages(
+            one for one in self._protected(now_s) if one.tenant != tenant or one.is_pinned(now_s)
+        )
+
+    def _protected(self, now_s: float) -> list[Sequence]:
+        order = self._holdings.order(now_s)
+        return [one for one in self._holdings.kept() if order.is_protected(one)]
+
+    def _count_pages(self, sequences: Iterable[Sequence]) -> int:
+        """Return how many pages these hold that no running sequence shares."""
+        shared: set[PageId] = set()
+        for one in self._holdings.running():
+            shared.update(one.pages)
+        return len({page for one in sequences for page in one.pages} - shared)
+
+    # After a change.
+
+    def settle(self, tenant: str, now_s: float) -> None:
+        """Bring everything back within its limits after something of ``tenant`` has changed.
+
+        Effects: pins that have grown too large end; what the tenant keeps beyond its quota is given
+        up; its kept sequences are lent as far as its promises need them.
+        """
+        if not self._has_protection():
+            return
+        self._end_large_pins(now_s)
+        self._enforce_quota(tenant, now_s)
+        self._lend(tenant, now_s)
+
+    def _end_large_pins(self, now_s: float) -> None:
+        for sequence in self._holdings.kept():
+            if sequence.is_pinned(now_s) and not self._pins_fit(None, now_s):
+                sequence.pinned_until_s = None
+                self._holdings.events.append(PinEnded(sequence.sequence_id))
+
+    def _enforce_quota(self, tenant: str, now_s: float) -> None:
+        quota = self._holdings.quotas.get(tenant)
+        if quota is None:
+            return
+        holdings = self._holdings
+        in_entries = [one for _, one in holdings.registry if one.tenant == tenant]
+        as_anchors = [one.sequence for one in holdings.anchors if one.sequence.tenant == tenant]
+        self._shrink(in_entries, quota.entries, tenant, now_s)
+        self._shrink(as_anchors, quota.anchors, tenant, now_s)
+        while True:
+            kept = [one for one in holdings.kept() if one.tenant == tenant]
+            if self._count_pages(kept) <= quota.pages:
+                return
+            victim = holdings.first_to_free(kept, tenant, holdings.order(now_s))
+            if victim is None:
+                return
+            holdings.give_up(victim, EvictionReason.QUOTA)
+
+    def _shrink(self, own: list[Sequence], limit: int, tenant: str, now_s: float) -> None:
+        order = self._holdings.order(now_s)
+        for _ in range(len(own) - limit):
+            victim = order.first(own, tenant)
+            if victim is None:
+                return
+            own.remove(victim)
+            self._holdings.give_up(victim, EvictionReason.QUOTA)
+
+    def _lend(self, tenant: str, now_s: float) -> None:
+        kept = self._holdings.kept()
+        for one in kept:
+            if one.tenant == tenant:
+                one.is_lent = False
+        room = self._holdings.pages.num_pages - self.promised_pages()
+        while self._count_pages(self._protected(now_s)) > room:
+            order = self._holdings.order(now_s)
+            own = [one for one in kept if one.tenant == tenant and order.is_protected(one)]
+            lent = order.first(own, tenant)
+            if lent is None:
+                return
+            lent.is_lent = True
+
+    # Quotas.
+
+    def set_quotas(self, quotas: Mapping[str, Quota], now_s: float) -> None:
+        """Replace the quotas of all tenants.
+
+        Raises:
+            ConfigurationError: together they are more than there is. Nothing changed then.
+        """
+        self._require_room_for(quotas)
+        self._holdings.quotas = dict(quotas)
+        for one in self._holdings.kept():
+            one.is_lent = False
+        for tenant in {*quotas, *(one.tenant for one in self._holdings.kept())}:
+            self.settle(tenant, now_s)
+
+    def _require_room_for(self, quotas: Mapping[str, Quota]) -> None:
+        holdings = self._holdings
+        num_pages = holdings.pages.num_pages
+        for name, there_are, why in (
+            ("entries", holdings.registry.layout.entries, ""),
+            ("anchors", holdings.anchors.num_places, ""),
+            (
+                "pages",
+                num_pages - self._context_pages,
+                f" beside the {self._context_pages} that one full context needs",
+            ),
+        ):
+            asked = sum(getattr(quota, name) for quota in quotas.values())
+            if asked > there_are:
+                raise ConfigurationError(
+                    f"the quotas of all tenants ask for {asked} {name}, and there are "
+                    f"{there_are}{why}",
+                    quota=name,
+                    asked=asked,
+                    limit=there_are,
+                )
+
+    # Pins.
+
+    def pin(self, sequence: Sequence, until_s: float, now_s: float) -> None:
+        """Protect a kept sequence until ``until_s``.
+
+        Raises:
+            PinRefused: it has no state that an entry could hold, or with it pinned sequences would
+                take more entries or pages than may be reserved. Nothing changed then.
+        """
+        holdings = self._holdings
+        is_anchor = holdings.anchors.find_by_sequence(sequence) is not None
+        if not is_anchor and not holdings.registry.can_keep(sequence):
+            raise PinRefused(
+                f"sequence {sequence.sequence_id} has no state that an entry could keep",
+                sequence_id=sequence.sequence_id,
+            )
+        num_places, limit = self._pinned_places(sequence, now_s)
+        if num_places > limit:
+            raise PinRefused(
+                f"{num_places} sequences would be pinned, and {limit} entries are there for it",
+                limit=limit,
+            )
+        if not self._pins_fit(sequence, now_s):
+            raise PinRefused(
+                f"sequence {sequence.sequence_id} holds {len(sequence.pages)} pages; pinned, it "
+                "would leave too few for a request of full context",
+                sequence_id=sequence.sequence_id,
+                pages=len(sequence.pages),
+            )
+        held = self._count_pages([*self._protected(now_s), sequence])
+        if self.promised_pages() + held > holdings.pages.num_pages:
+            raise PinRefused(
+                f"running requests are promised the pages of sequence {sequence.sequence_id}; "
+                "it can be pinned when they have ended",
+                sequence_id=sequence.sequence_id,
+            )
+        sequence.pinned_until_s = until_s
+
+    def _pinned_places(self, newcomer: Sequence, now_s: float) -> tuple[int, int]:
+        """Return how many entries pinned sequences may need with one more, and how many may be.
+
+        A tenant with a quota pins within it, all others within what quotas leave.
+        """
+        holdings = self._holdings
+        quota = holdings.quotas.get(newcomer.tenant)
+        anchors = [anchor.sequence for anchor in holdings.anchors]
+        pinned = [
+            one
+            for one in (*holdings.kept(), *holdings.running())
+            if (one is newcomer or one.is_pinned(now_s)) and not any(one is a for a in anchors)
+        ]
+        if quota is not None:
+            return sum(one.tenant == newcomer.tenant for one in pinned), quota.entries
+        reserved = sum(each.entries for each in holdings.quotas.values())
+        num_others = sum(one.tenant not in holdings.quotas for one in pinned)
+        return num_others, holdings.registry.layout.entries - reserved
+
+    def _pins_fit(self, newcomer: Sequence | None, now_s: float) -> bool:
+        """Whether pinned sequences outside of quotas leave the pages of a full context."""
+        holdings = self._holdings
+        pinned = [
+            one
+            for one in (*holdings.kept(), *holdings.running())
+            if (one is newcomer or one.is_pinned(now_s)) and one.tenant not in holdings.quotas
+        ]
+        pages = {page for one in pinned for page in one.pages}
+        reserved = sum(quota.pages for quota in holdings.quotas.values())
+        return len(pages) + reserved + self._context_pages <= holdings.pages.num_pages
+
+    def check_invariants(self, now_s: float) -> None:
+        """Raise InvariantBroken when more is spoken for than there is."""
+        if not self._has_protection():
+            return
+        spoken_for = self.promised_pages() + self._count_pages(self._protected(now_s))
+        if spoken_for > self._holdings.pages.num_pages:
+            raise InvariantBroken(
+                f"{spoken_for} pages are promised or protected, and there are "
+                f"{self._holdings.pages.num_pages}"
+            )

@@ -1,0 +1,81 @@
+"""The line of requests that wait for a lane: first come, first served, with a limit and a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from kvreg_service.core.errors import Overloaded, QueueTimeout
+from kvreg_service.core.ids import RequestId
+from kvreg_service.core.request import Request
+
+RETRY_AFTER_S = 1.0
+"""When to come back to a full line; lanes come free within seconds."""
+
+
+class WaitingLine:
+    """Requests in the order of their arrival. It knows nothing of lanes and pages."""
+
+    def __init__(self, limit: int, timeout_s: float) -> None:
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._requests: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the requests, who waits longest first."""
+        return iter(self._requests)
+
+    @property
+    def head(self) -> Request | None:
+        """The request that waits longest, if any waits."""
+        return self._requests[0] if self._requests else None
+
+    def require_room(self, num_idle_lanes: int) -> None:
+        """Raise Overloaded when one more request could neither run nor wait.
+
+        Those that idle lanes will take at once do not count.
+        """
+        num_waiting = len(self._requests) - num_idle_lanes
+        if num_waiting >= self._limit:
+            raise Overloaded(
+                f"the queue is full: {self._limit} requests wait for a lane",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self._limit,
+            )
+
+    def append(self, request: Request) -> None:
+        """Put a request at the end."""
+        self._requests.append(request)
+
+    def put_back(self, request: Request) -> None:
+        """Put a request that had its turn at the head again."""
+        self._requests.appendleft(request)
+
+    def find(self, request_id: RequestId) -> Request | None:
+        """Return the request of that id, or None."""
+        return next((one for one in self._requests if one.request_id == request_id), None)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it is."""
+        # By identity: two requests are never equal, and comparing their prompts takes time.
+        for index, one in enumerate(self._requests):
+            if one is request:
+                del self._requests[index]
+                return
+
+    def expire(self, now_s: float) -> list[tuple[Request, QueueTimeout]]:
+        """Take out everybody who has waited too long, with the error to tell them."""
+        late = [one for one in self._requests if now_s - one.arrival_s > self._timeout_s]
+        expired = []
+        for request in late:
+            self.remove(request)
+            error = QueueTimeout(
+                f"the request waited {now_s - request.arrival_s:.1f} s for a lane, and the limit "
+                f"is {self._timeout_s:g} s",
+                retry_after_s=self._timeout_s,
+            )
+            expired.append((request, error))
+        return expired
