@@ -131,8 +131,10 @@ class Sampler:
                 logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
             )
             logits = torch.where(self._seen, repeated, logits)
-            logits = logits - params.frequency_penalty * self._counts
-            logits = logits - params.presence_penalty * (self._counts > 0)
+            # In the precision of the logits: products in fp32 would round the penalties.
+            counts = self._counts.to(logits.dtype)
+            logits = logits - params.frequency_penalty * counts
+            logits = logits - params.presence_penalty * (counts > 0).to(logits.dtype)
         if self._bias is not None and self._bias_ids is not None:
             logits = logits.index_add(0, self._bias_ids, self._bias.to(logits.dtype))
         return logits
