@@ -158,6 +158,12 @@ def test_a_system_message_alone_has_a_head(builder: PromptBuilder) -> None:
     assert head.num_tokens > 0
 
 
+def test_of_a_prompt_that_is_all_head_one_token_is_left(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}")
+    prompt = _build(PromptBuilder(tokenizer, template, EchoIndex(tokenizer)), [_system()])
+    assert prompt.heads == (Head(len(prompt.token_ids) - 1),)
+
+
 def test_a_template_that_changes_its_first_token_has_none(builder_of: BuilderOf) -> None:
     assert _marked(builder_of("counts_messages"), _LONG, 0, 4).heads == ()
 
