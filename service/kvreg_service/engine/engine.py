@@ -412,7 +412,8 @@ class Engine:
         output = answer.output_ids
         if output and output[-1] in answer.request.stop_token_ids:
             output = output[:-1]
-        self._parts.echo.record(answer.asked.prompt.token_ids, output)
+        asked = answer.asked
+        self._parts.echo.record(asked.prompt.token_ids, output, asked.tenant)
 
 
 def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:
