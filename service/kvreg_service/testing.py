@@ -335,13 +335,15 @@ class FakePromptBuilder:
 
     def __init__(self) -> None:
         self.conversations: list[Conversation] = []
+        self.tenants: list[str] = []
         self.remembered: list[tuple[ChatPrompt, SpelledAnswer]] = []
         self.error: KvregError | None = None
         self._tokenizer = ByteTokenizer()
 
-    def build(self, conversation: Conversation) -> ChatPrompt:
+    def build(self, conversation: Conversation, tenant: str) -> ChatPrompt:
         """Build a prompt without boundaries."""
         self.conversations.append(conversation)
+        self.tenants.append(tenant)
         messages = normalize_messages(conversation.messages)
         if self.error is not None:
             raise self.error
@@ -351,11 +353,12 @@ class FakePromptBuilder:
             boundary=Boundary(turn=None, round=None),
             tail=cast(Tail, messages[-1]["role"]),
             starts_in_reasoning=conversation.enable_thinking is True,
+            tenant=tenant,
         )
 
-    def count(self, conversation: Conversation) -> int:
+    def count(self, conversation: Conversation, tenant: str) -> int:
         """Count the bytes of the prompt."""
-        return len(self.build(conversation).token_ids)
+        return len(self.build(conversation, tenant).token_ids)
 
     def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
         """Record the answer."""

@@ -221,6 +221,14 @@ async def test_tenant_never_comes_from_the_body(
     assert [request.tenant for request in engine.requests] == ["beta"]
 
 
+@pytest.mark.parametrize("url", [CHAT, MESSAGES, "/v1/messages/count_tokens"])
+async def test_prompt_is_built_for_the_tenant_of_the_key(
+    client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, message: dict[str, Any], url: str
+) -> None:
+    await client.post(url, json=message, headers=bearer("key-of-beta"))
+    assert prompt_builder.tenants == ["beta"]
+
+
 async def test_tenant_sees_its_own_places_only(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

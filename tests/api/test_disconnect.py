@@ -111,10 +111,10 @@ async def test_client_that_leaves_while_its_prompt_is_built_never_reaches_the_en
     is_building, may_go_on = threading.Event(), threading.Event()
     build = prompt_builder.build
 
-    def build_slowly(conversation: Conversation) -> ChatPrompt:
+    def build_slowly(conversation: Conversation, tenant: str) -> ChatPrompt:
         is_building.set()
         may_go_on.wait(10)
-        return build(conversation)
+        return build(conversation, tenant)
 
     monkeypatch.setattr(prompt_builder, "build", build_slowly)
     client = Client(app, body)

@@ -50,7 +50,7 @@ class AnswerRun:
         try:
             context, asked = self._context, self._asked
             context.require_token_ids(asked.sampling)
-            self._prompt = await context.build_prompt(asked.conversation)
+            self._prompt = await context.build_prompt(asked.conversation, self._tenant)
             self._answer = ChatAnswer(
                 starts_in_reasoning=self._prompt.starts_in_reasoning,
                 tools=(asked.conversation.tools or ()) if asked.parses_tool_calls else (),

@@ -27,15 +27,17 @@ KEEP_ALIVE_S = 10.0
 class PromptBuilderProtocol(Protocol):
     """Turns a conversation into tokens."""
 
-    def build(self, conversation: Conversation) -> ChatPrompt:
+    def build(self, conversation: Conversation, tenant: str) -> ChatPrompt:
         """Render and tokenise. Called from one thread at a time, never from the event loop's.
+
+        What is remembered of answers is used for the tenant to whom they were given only.
 
         Raises:
             InvalidRequest: No template can render this conversation.
         """
         ...
 
-    def count(self, conversation: Conversation) -> int:
+    def count(self, conversation: Conversation, tenant: str) -> int:
         """Return how many tokens ``build`` would give. Called like ``build``, and raises as it."""
         ...
 
@@ -68,7 +70,7 @@ class ApiContext:
     keep_alive_s: float = KEEP_ALIVE_S
     prompt_thread: ThreadPoolExecutor = field(default_factory=_new_prompt_thread)
 
-    async def build_prompt(self, conversation: Conversation) -> ChatPrompt:
+    async def build_prompt(self, conversation: Conversation, tenant: str) -> ChatPrompt:
         """Build a prompt without holding up the event loop, if the engine still could take it.
 
         Raises:
@@ -78,9 +80,9 @@ class ApiContext:
             EngineDown: The step loop has ended.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.prompt_thread, self._build, conversation)
+        return await loop.run_in_executor(self.prompt_thread, self._build, conversation, tenant)
 
-    async def count_tokens(self, conversation: Conversation) -> int:
+    async def count_tokens(self, conversation: Conversation, tenant: str) -> int:
         """Count the tokens of a prompt without holding up the event loop.
 
         Raises:
@@ -88,13 +90,13 @@ class ApiContext:
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self.prompt_thread, self.prompt_builder.count, conversation
+            self.prompt_thread, self.prompt_builder.count, conversation, tenant
         )
 
-    def _build(self, conversation: Conversation) -> ChatPrompt:
+    def _build(self, conversation: Conversation, tenant: str) -> ChatPrompt:
         # Others may have filled the queue while this one waited for the thread.
         self.engine.require_room()
-        return self.prompt_builder.build(conversation)
+        return self.prompt_builder.build(conversation, tenant)
 
     def require_model(self, model: str) -> None:
         """Refuse a request for another model.

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kvreg_service.api.answer_response import respond
+from kvreg_service.api.authentication import tenant_of
 from kvreg_service.api.context import ApiContext
 from kvreg_service.api.extension_fields import MAX_MARKS
 from kvreg_service.api.extension_headers import read_extension_headers
@@ -54,6 +55,7 @@ def build_messages_router(context: ApiContext) -> APIRouter:
     async def count_tokens(request: Request) -> TokenCount:
         body = await read_body(request, CountTokensRequest, max_bytes=context.max_body_bytes)
         context.require_model(body.model)
-        return TokenCount(input_tokens=await context.count_tokens(body.conversation()))
+        num_tokens = await context.count_tokens(body.conversation(), tenant_of(request).name)
+        return TokenCount(input_tokens=num_tokens)
 
     return router
