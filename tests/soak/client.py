@@ -9,9 +9,10 @@ from tests.soak import conversation
 from tests.soak.conversation import Conversation, Message
 from tests.soak.door import Ask, Door, Reply
 from tests.soak.judge import Judge
-from tests.soak.operations import ABORTS, TENANTS, Kind, Operation, Options
+from tests.soak.operations import ABORTS, LIMITED, TENANTS, Kind, Operation, Options
 
 from kvreg_service.core.errors import NotFound, PinRefused, SessionBusy
+from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import EngineProtocol
 
 MOST_CONVERSATIONS = 2
@@ -43,6 +44,9 @@ class Client:
                     self._judge.look(operation.number, self._engine.snapshot(tenant))
             case Kind.PIN | Kind.UNPIN | Kind.DROP:
                 self._administer(operation)
+            case Kind.QUOTA:
+                self._judge.quotas = _quotas(operation.pick)
+                self._engine.set_quotas(self._judge.quotas)
             case _:
                 await self._talk(operation)
 
@@ -189,4 +193,12 @@ class Client:
             messages=messages,
             options=options or operation.options,
             tools=session.tools if session else None,
+            is_marked=session.is_marked if session else False,
         )
+
+
+def _quotas(pick: int) -> dict[str, Quota]:
+    """Nobody's, or one that leaves others most of what there is."""
+    if pick % 3 == 0:
+        return {}
+    return {LIMITED: Quota(entries=pick % 3, pages=16 + pick % 8, anchors=pick % 2)}

@@ -87,6 +87,11 @@ class Conversation:
         return f"My locker code is {self.canary}."
 
     @property
+    def is_marked(self) -> bool:
+        """Whether its client asks for an anchor behind the system prompt."""
+        return self.number % 4 == 0
+
+    @property
     def tools(self) -> list[dict[str, Any]] | None:
         """The tools that each of its requests names."""
         return TOOLS if self.has_tools else None

@@ -38,6 +38,8 @@ class Ask:
     options: Options
     tools: list[dict[str, Any]] | None = None
     is_continuation: bool = False
+    is_marked: bool = False
+    """The client asks for an anchor behind the first message."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,12 @@ class EngineDoor:
         return None
 
     def _conversation(self, ask: Ask) -> Conversation:
-        return Conversation(ask.messages, ask.tools, continue_final_message=ask.is_continuation)
+        return Conversation(
+            ask.messages,
+            ask.tools,
+            continue_final_message=ask.is_continuation,
+            marked_messages=frozenset({0}) if ask.is_marked else frozenset(),
+        )
 
     def _prompt(self, ask: Ask) -> ChatPrompt:
         return self._builder.build(self._conversation(ask))

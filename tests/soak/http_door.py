@@ -118,9 +118,12 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 def _body(ask: Ask, *, stream: bool = False) -> dict[str, Any]:
     options = ask.options
+    first, *others = ask.messages
+    if ask.is_marked:
+        first = {**first, "cache_anchor": True}
     body: dict[str, Any] = {
         "model": "reference",
-        "messages": ask.messages,
+        "messages": [first, *others],
         "max_tokens": options.max_tokens,
         "temperature": 0.0 if options.seed is None else 0.8,
         "seed": options.seed,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tests.soak.door import Ask, Left, Refusal, Reply
 from tests.soak.faults import INJECTED
 
+from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import LaneState, RegistrySnapshot, TokenReport
 
 MAX_LOGPROB_ERROR = 1e-3
@@ -49,6 +50,7 @@ class Judge:
         self.findings: list[Finding] = []
         self.claims: list[Claim] = []
         self.canaries: set[str] = set()
+        self.quotas: dict[str, Quota] = {}
         self.ends: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.paths: Counter[str] = Counter()
@@ -178,6 +180,17 @@ class Judge:
             self.find(f"{ended} requests ended, and paths have {by_path}: {totals}")
         if totals.completion_tokens < self.completion_tokens:
             self.find(f"{totals.completion_tokens} tokens, and clients got more")
+
+    def share(self, own: RegistrySnapshot, quota: Quota) -> None:
+        """Judge what is kept of one tenant, in its own view, while nothing runs."""
+        (pool,) = own.pools
+        kept = Quota(
+            entries=sum(entry.state != "empty" for entry in own.entries),
+            pages=pool.referenced,
+            anchors=sum(anchor.state != "empty" for anchor in own.anchors),
+        )
+        if kept.entries > quota.entries or kept.anchors > quota.anchors or kept.pages > quota.pages:
+            self.find(f"{kept} is kept of a tenant with {quota}")
 
     def rest(self, now: RegistrySnapshot) -> None:
         """Judge what is left when everything kept was given up."""

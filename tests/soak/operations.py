@@ -13,6 +13,8 @@ from random import Random
 from typing import Literal
 
 TENANTS = ("blue", "green")
+LIMITED = TENANTS[1]
+"""Who has a quota now and then; the other never."""
 
 
 class Kind(Enum):
@@ -36,6 +38,7 @@ class Kind(Enum):
     PIN = "kept sequence pinned"
     UNPIN = "kept sequence unpinned"
     DROP = "kept sequence dropped"
+    QUOTA = "quota of a tenant changed"
 
 
 Stage = Literal["queued", "prefill", "decode"]
@@ -64,6 +67,7 @@ _WEIGHTS = {
     Kind.PIN: 3,
     Kind.UNPIN: 1,
     Kind.DROP: 2,
+    Kind.QUOTA: 1,
 }
 
 

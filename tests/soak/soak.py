@@ -121,6 +121,8 @@ class Soak:
         last = engine.snapshot()
         self._judge.look(None, last)
         self._judge.count(last)
+        for tenant, quota in self._judge.quotas.items():
+            self._judge.share(engine.snapshot(tenant), quota)
         num_controls = await self._control(door)
         await engine.wait_idle(IDLE_TIMEOUT_S)
         self._give_up_everything(engine)

@@ -17,6 +17,9 @@ import pytest
 from tests.unit.core.faults import Faults, InjectedFault, Moment, Point
 
 from kvreg_service.core.events import (
+    Admitted,
+    AnchorCaptured,
+    Attach,
     Attached,
     Cancelled,
     Detached,
@@ -29,7 +32,10 @@ from kvreg_service.core.events import (
     TokenSampled,
 )
 from kvreg_service.core.ids import RequestId
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Head
 
+TENANT = "tenant"
 MOST_STEPS = 200
 """No scenario has as many; who needs more has been forgotten."""
 
@@ -74,6 +80,11 @@ NEXT_A, NEXT_B = (_ask([*first["prompt"][:-1], *_text(8, 30)]) for first in (A, 
 SIDE_ON_A = _ask([*A["prompt"][:-1], 7, 7, 7, 7])
 RUNNING = _ask(_text(6, 90), max_tokens=9)
 BORROWS_A = _ask([*A["prompt"][:-1], 6, 6, 6], retain=False)
+HEAD = (Head(128),)
+WITH_HEAD, SAME_HEAD = (
+    _ask([*_text(7, 140), *_text(number, 20)], heads=HEAD) for number in (10, 11)
+)
+OTHER_HEAD = _ask(_text(12, 160), heads=(Head(128, is_marked=True),))
 SMALL = {"num_pages": 8, "max_context_tokens": 512}
 
 SCENARIOS = {
@@ -125,6 +136,33 @@ SCENARIOS = {
         (LONG,),
         (_is(Evicted, reason=EvictionReason.PAGES_NEEDED),),
     ),
+    "head seen for the first time": Scenario(
+        {"anchors": 1}, (), (WITH_HEAD,), (_is(AnchorCaptured),)
+    ),
+    "anchor": Scenario(
+        {"entries": 1, "anchors": 1},
+        (WITH_HEAD,),
+        (SAME_HEAD,),
+        (_is(Admitted, attach=Attach.ANCHOR),),
+    ),
+    "anchor in place of an older one": Scenario(
+        {"entries": 1, "anchors": 1},
+        (WITH_HEAD,),
+        (OTHER_HEAD,),
+        (_is(AnchorCaptured), _is(Evicted, reason=EvictionReason.ANCHOR_NEEDED)),
+    ),
+    "time to live that ends": Scenario(
+        {"entries": 1},
+        (B, _ask(_text(1), ttl_s=0.5)),
+        (NEXT_A,),
+        (_is(Evicted, reason=EvictionReason.EXPIRED),),
+    ),
+    "quota": Scenario(
+        {"entries": 2, "num_pages": 40, "quota": Quota(entries=1, pages=4)},
+        (A, B),
+        (C,),
+        (_is(Evicted, reason=EvictionReason.QUOTA),),
+    ),
     "beside a neighbour": Scenario({"lanes": 2, "entries": 1}, (A,), (RUNNING, NEXT_A, B)),
     "beside a neighbour that drops current": Scenario(
         {"lanes": 2, "entries": 2, "keep_current": False, "chunk_tokens": 64},
@@ -172,7 +210,11 @@ class Played:
 
 
 def _begin(make_core, scenario: Scenario) -> Played:
-    core = make_core(**scenario.options)
+    options = dict(scenario.options)
+    quota = options.pop("quota", None)
+    core = make_core(**options)
+    if quota is not None:
+        core.scheduler.set_quotas({TENANT: quota}, core.now_s)
     for request in scenario.kept:
         core.run(**request)
     return Played(core, {core.submit(**request): request for request in scenario.asked})
