@@ -80,8 +80,8 @@ OPTIONS = (
 )
 
 _PLAN_NAMES = (
-    "lanes", "entries", "anchors", "current_state", "max_context", "device", "tp", "mtp", "kv_dtype",
-    "memory_gib", "gpu_memory_gib", "kv_pages", "config_file",
+    "lanes", "entries", "anchors", "current_state", "max_context", "device", "tp", "mtp",
+    "kv_dtype", "memory_gib", "gpu_memory_gib", "kv_pages", "config_file",
 )  # fmt: skip
 PLAN_OPTIONS = (
     Option("model", "PATH", "Model folder, or its config.json; by default the bundled one."),

@@ -137,8 +137,8 @@ class FakeEngine:
 
     ``scripts`` are played in order; when they are used up, the default one is. ``outcomes`` gets
     one item per request, when it ends. Entry 0 keeps sequence 7 of tenant ``kept_tenant`` until it
-    is dropped. ``pins`` has the time of every sequence that is pinned. With ``change_error`` nothing
-    of that can be changed.
+    is dropped. ``pins`` has the time of every sequence that is pinned. With ``change_error`` it can
+    be neither dropped nor pinned.
     """
 
     scripts: list[Script] = field(default_factory=list)
