@@ -168,8 +168,10 @@ def _ask_at_once(bench: EngineBench, requests: list[GenerationRequest]) -> list[
 
 def _check_nothing_is_left(bench: EngineBench) -> None:
     bench.check_at_rest()
-    for sequence in list(bench.scheduler.placement.kept()):
-        bench.engine.drop_sequence(sequence.sequence_id)
+    now = bench.engine.snapshot()
+    for place in (*now.lanes, *now.entries, *now.anchors):
+        if place.sequence_id is not None:
+            bench.engine.drop_sequence(place.sequence_id)
     snapshot = bench.engine.snapshot()
     (pool,) = snapshot.pools
     assert (pool.free, pool.referenced, snapshot.state_slots.used) == (pool.total, 0, 0)
