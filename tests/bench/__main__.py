@@ -21,7 +21,7 @@ from report import Report, Section
 from rich.console import Console
 from rich.progress import Progress
 
-BENCHES = ("comparison", "batch", "step_overhead", "attach", "planning")
+BENCHES = ("comparison", "batch", "step_overhead", "attach", "planning", "pressure")
 _WITHOUT_MODEL = frozenset({"planning"})
 _ROUNDS = 9
 _FOLDER = Path(__file__).parents[2] / "docs" / "measurements"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from typing import IO
 
 import httpx
 
@@ -17,8 +20,12 @@ _POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def running_kvreg() -> Iterator[str]:
-    """Serve the bundled model with the default settings; yields the address.
+def running_kvreg(
+    *options: str, log_level: str = "error", log: queue.SimpleQueue[str] | None = None
+) -> Iterator[str]:
+    """Serve the bundled model with the default settings, but for ``options``; yields the address.
+
+    Effects: the lines of its log go to ``log``, as they come.
 
     Raises:
         RuntimeError: the server did not become ready.
@@ -26,7 +33,10 @@ def running_kvreg() -> Iterator[str]:
     # Settings of whoever runs the bench must not change what is measured.
     environment = {name: value for name, value in os.environ.items() if "KVREG_" not in name}
     server = subprocess.Popen(
-        [sys.executable, "-m", "kvreg_service", "serve", "--port", "0", "--log-level", "error"],
+        [
+            *(sys.executable, "-m", "kvreg_service", "serve", "--port", "0"),
+            *("--log-level", log_level, *options),
+        ],
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -34,11 +44,22 @@ def running_kvreg() -> Iterator[str]:
     try:
         assert server.stdout is not None, "the process was started with a pipe"
         url = server.stdout.readline().strip()
+        _follow(server.stdout, log or queue.SimpleQueue())
         _wait_until_ready(url)
         yield url
     finally:
         server.terminate()
         server.wait(_STOP_TIMEOUT_S)
+
+
+def _follow(lines: IO[str], log: queue.SimpleQueue[str]) -> None:
+    """Pass lines on until there are no more; a pipe that nobody reads would stop the server."""
+
+    def pass_on() -> None:
+        for line in lines:
+            log.put(line)
+
+    threading.Thread(target=pass_on, name="bench-log", daemon=True).start()
 
 
 def _wait_until_ready(url: str) -> None:

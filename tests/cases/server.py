@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -79,20 +80,40 @@ class Clients:
 
 
 class Server:
-    """A running server as its clients see it, and how it looked before anybody had asked."""
+    """A running server as its clients see it, and how it looked before anybody had asked.
+
+    ``key`` is that of an administrator where keys are configured: CLEAN looks at everything.
+    """
 
     def __init__(
-        self, url: str, clients: Clients, profile: Profile, end_tokens: Iterable[int]
+        self,
+        url: str,
+        clients: Clients,
+        profile: Profile,
+        end_tokens: Iterable[int],
+        key: str | None = None,
     ) -> None:
         self.profile = profile
         self.canaries: set[str] = set()
-        self.client = clients.openai.copy(base_url=f"{url}/v1")
+        self.client = clients.openai.copy(base_url=f"{url}/v1", api_key=key)
         self._url = url
         self._http = clients.http
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         # An answer that cannot say its end mark does not end.
         self.endless = {"logit_bias": {str(token): -100 for token in end_tokens}}
         self._num_strangers = 0
         self._before = self._state()
+
+    def with_key(self, key: str) -> Server:
+        """The same server as the owner of another key sees it."""
+        other = copy(self)
+        other.client = self.client.copy(api_key=key)
+        other._headers = {"Authorization": f"Bearer {key}"}
+        return other
+
+    def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """Send any request to any route, and return its answer whatever it is."""
+        return self._http.request(method, f"{self._url}{path}", json=body, headers=self._headers)
 
     def ask(self, messages: Sequence[Message], *, stream: bool = False, **options: Any) -> Reply:
         """Send one request and check what holds for every answer. An option of None is left out."""
@@ -167,7 +188,7 @@ class Server:
 
     def registry(self) -> dict[str, Any]:
         """What the server shows of itself."""
-        return dict(self._http.get(f"{self._url}/v1/registry").raise_for_status().json())
+        return dict(self.send("GET", "/v1/registry").raise_for_status().json())
 
     def kept(self) -> list[dict[str, Any]]:
         """The entries that hold a sequence."""
@@ -198,7 +219,7 @@ class Server:
         self.settle()
         for place in self.occupied():
             path = f"/v1/registry/sequences/{place['sequence_id']}"
-            self._http.delete(f"{self._url}{path}").raise_for_status()
+            self.send("DELETE", path).raise_for_status()
         assert self._state() == self._before
 
     def _state(self) -> dict[str, Any]:

@@ -26,16 +26,32 @@ _NOTES = (
 )
 
 
-class Session:
-    """A conversation with a nonce and a canary of its own, which echoes every answer."""
+def write_head(num_notes: int) -> str:
+    """A system prompt without a nonce, of about seven tokens a note."""
+    notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(num_notes))
+    return f"You are a helpful assistant. {notes}".rstrip()
 
-    def __init__(self, server: Server, number: int, *, num_notes: int = 24, **options: Any) -> None:
+
+class Session:
+    """A conversation with a nonce and a canary of its own, which echoes every answer.
+
+    With ``head``, a system prompt, it begins as others do and has its nonce in its first turn.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        number: int,
+        *,
+        num_notes: int = 24,
+        head: str | None = None,
+        **options: Any,
+    ) -> None:
         self.server = server
         self._options = options
         self.canary = str(1000 + number * 1237 % 9000)
         server.canaries.add(self.canary)
-        notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(num_notes))
-        system = f"Ticket {number}. You are a helpful assistant. {notes}".rstrip()
+        system = f"Ticket {number}. {write_head(num_notes)}" if head is None else head
         self.messages: list[Message] = [{"role": "system", "content": system}]
         self.opening = f"My locker code is {self.canary}."
 

@@ -149,20 +149,39 @@ class AdmissionPlanner:
         is_pinned = displaced.is_pinned(self._now_s)
         leaving = resume if resume is not None and resume.entry is not None else None
         rivals = self._rivals(displaced, leaving)
-        if rivals is None:
-            if leaving is not None and (self._rules.exchange or is_pinned):
-                return Displacement(Fate.EXCHANGE, leaving.entry)
-            empty = self._registry.empty_entries()
-            if empty:
-                return Displacement(Fate.DETACH, empty[0])
-            rivals = {one.sequence_id: (entry, one) for entry, one in self._registry}
-        if self._rules.policy.evicts_for_detach or is_pinned:
-            others = [
-                one for _, one in rivals.values() if leaving is None or one is not leaving.sequence
-            ]
-            victim = self._order.first(others, displaced.tenant)
-            if victim is not None and self._order.rank(victim) < self._order.rank(displaced):
-                return Displacement(Fate.DETACH, rivals[victim.sequence_id][0])
+        if rivals is not None:
+            return self._replace(displaced, rivals, must_keep=is_pinned)
+        if leaving is not None and (self._rules.exchange or is_pinned):
+            return Displacement(Fate.EXCHANGE, leaving.entry)
+        empty = self._registry.empty_entries()
+        if empty:
+            return Displacement(Fate.DETACH, empty[0])
+        others = {
+            one.sequence_id: (entry, one)
+            for entry, one in self._registry
+            if leaving is None or one is not leaving.sequence
+        }
+        if displaced.tenant not in self._quotas:
+            return self._replace(displaced, others, must_keep=is_pinned)
+        # Within its quota it has a right to an entry, whatever the others are worth.
+        foreign = {key: at for key, at in others.items() if at[1].tenant != displaced.tenant}
+        return self._replace(displaced, foreign or others, must_keep=True)
+
+    def _replace(
+        self,
+        displaced: Sequence,
+        rivals: dict[SequenceId, tuple[EntryId, Sequence]],
+        *,
+        must_keep: bool,
+    ) -> Displacement:
+        """Give the displaced sequence the entry of the least valuable rival, if it is worth it."""
+        if not self._rules.policy.evicts_for_detach and not must_keep:
+            return Displacement(Fate.DROP)
+        victim = self._order.first((one for _, one in rivals.values()), displaced.tenant)
+        if victim is None:
+            return Displacement(Fate.DROP)
+        if must_keep or self._order.rank(victim) < self._order.rank(displaced):
+            return Displacement(Fate.DETACH, rivals[victim.sequence_id][0])
         return Displacement(Fate.DROP)
 
     def _rivals(

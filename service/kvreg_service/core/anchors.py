@@ -135,13 +135,20 @@ class AnchorTable:
             for index, anchor in enumerate(self._places):
                 if anchor is None and index not in taken:
                     return AnchorId(index)
+        # Within its quota a tenant has a right to a place, whatever the others are worth.
+        is_guaranteed = quota is not None and not is_at_quota
         rivals = {
             anchor.sequence.sequence_id: anchor
             for anchor in (own if is_at_quota else self)
-            if is_wanted or not anchor.is_proven
+            if is_wanted or is_guaranteed or not anchor.is_proven
         }
-        loser = order.first((one.sequence for one in rivals.values()), newcomer.tenant)
-        if loser is None or order.rank(loser) >= order.rank(newcomer):
+        others = [
+            anchor.sequence
+            for anchor in rivals.values()
+            if not is_guaranteed or anchor.sequence.tenant != newcomer.tenant
+        ]
+        loser = order.first(others, newcomer.tenant)
+        if loser is None or not (is_guaranteed or order.rank(loser) < order.rank(newcomer)):
             return None
         return rivals[loser.sequence_id].anchor_id
 

@@ -77,7 +77,8 @@ class Placement:
         sequence.frontier = plan.cached_tokens
         sequence.has_current = True
         sequence.last_used_s = now_s
-        sequence.priority = plan.request.priority
+        if plan.request.retain:
+            sequence.priority = plan.request.priority
         lane.sequence = sequence
         lane.run = Run(
             request=plan.request,

@@ -188,6 +188,7 @@ class Engine:
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
         """Let a sequence be given up again."""
         with self._lock:
+            self._wake.notify()
             self._scheduler.unpin(SequenceId(sequence_id), tenant)
 
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
