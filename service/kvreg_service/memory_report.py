@@ -94,10 +94,11 @@ class MemoryReport:
     def _headline(self) -> str:
         settings = self.settings
         place = "the CPU" if self.place == "cpu" else f"each of {settings.tp} card(s)"
+        context_tokens = self.plan.demand.max_context_tokens
         return (
             f"{settings.model_id} on {place}: {settings.lanes} lane(s), {settings.entries} "
             f"entries that {settings.current_state} their current state, {settings.anchors} "
-            f"anchors, KV as {self.kv_dtype.value}, context {self.plan.demand.max_context_tokens} tokens"
+            f"anchors, KV as {self.kv_dtype.value}, context {context_tokens} tokens"
         )
 
     def _verdict(self) -> str:

@@ -207,7 +207,9 @@ class Shares:
         num_places, limit = self._pinned_places(sequence, now_s)
         if num_places > limit:
             raise PinRefused(
-                f"{num_places} sequences would be pinned, and {limit} entries are there for it",
+                f"sequence {sequence.sequence_id} would be one too many: what may be pinned has "
+                f"{limit} entries",
+                sequence_id=sequence.sequence_id,
                 limit=limit,
             )
         if not self._pins_fit(sequence, now_s):
