@@ -78,6 +78,8 @@ class Admitted(Event):
     nothing was kept."""
     regret_tokens: int
     """Tokens computed again only because the sequence's current state was dropped."""
+    gap_s: float | None = None
+    """How long the reused sequence was at rest; None when nothing was reused."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class AnchorCaptured(Event):
 
 @dataclass(frozen=True)
 class PinEnded(Event):
-    """A pinned sequence has grown so much that its pin would leave too little for others."""
+    """A pin would leave too little for others: its sequence has grown, or a quota was given."""
 
     sequence_id: SequenceId
 

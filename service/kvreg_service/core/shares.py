@@ -8,7 +8,7 @@ own kept sequences to its request: they may then be taken by whoever needs their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kvreg_service.core.errors import ConfigurationError, InvariantBroken, PinRefused
 from kvreg_service.core.events import EvictionReason, PinEnded
@@ -95,7 +95,7 @@ class Shares:
     def settle(self, tenant: str, now_s: float) -> None:
         """Bring everything back within its limits after something of ``tenant`` has changed.
 
-        Effects: pins that have grown too large end; what the tenant keeps beyond its quota is given
+        Effects: pins that leave too little end; what the tenant keeps beyond its quota is given
         up; its kept sequences are lent as far as its promises need them.
         """
         if not self._has_protection():
@@ -105,8 +105,14 @@ class Shares:
         self._lend(tenant, now_s)
 
     def _end_large_pins(self, now_s: float) -> None:
-        for sequence in self._holdings.kept():
-            if sequence.is_pinned(now_s) and not self._pins_fit(None, now_s):
+        """End the pins that leave too little, the largest ones: others do not pay for them."""
+        pinned = [one for one in self._holdings.kept() if one.is_pinned(now_s)]
+        fitting: list[Sequence] = []
+        for sequence in sorted(pinned, key=lambda one: (len(one.pages), one.sequence_id)):
+            num_places, limit = self._pinned_places(sequence, fitting)
+            if num_places <= limit and self._pins_fit(sequence, fitting):
+                fitting.append(sequence)
+            else:
                 sequence.pinned_until_s = None
                 self._holdings.events.append(PinEnded(sequence.sequence_id))
 
@@ -204,7 +210,12 @@ class Shares:
                 f"sequence {sequence.sequence_id} has no state that an entry could keep",
                 sequence_id=sequence.sequence_id,
             )
-        num_places, limit = self._pinned_places(sequence, now_s)
+        others = [
+            one
+            for one in (*holdings.kept(), *holdings.running())
+            if one is not sequence and one.is_pinned(now_s)
+        ]
+        num_places, limit = self._pinned_places(sequence, others)
         if num_places > limit:
             raise PinRefused(
                 f"sequence {sequence.sequence_id} would be one too many: what may be pinned has "
@@ -212,10 +223,10 @@ class Shares:
                 sequence_id=sequence.sequence_id,
                 limit=limit,
             )
-        if not self._pins_fit(sequence, now_s):
+        if not self._pins_fit(sequence, others):
             raise PinRefused(
                 f"sequence {sequence.sequence_id} holds {len(sequence.pages)} pages; pinned, it "
-                "would leave too few for a request of full context",
+                "would leave too few for others",
                 sequence_id=sequence.sequence_id,
                 pages=len(sequence.pages),
             )
@@ -228,36 +239,43 @@ class Shares:
             )
         sequence.pinned_until_s = until_s
 
-    def _pinned_places(self, newcomer: Sequence, now_s: float) -> tuple[int, int]:
-        """Return how many entries pinned sequences may need with one more, and how many may be.
+    def _pinned_places(self, newcomer: Sequence, others: Collection[Sequence]) -> tuple[int, int]:
+        """Return how many entries a pin beside ``others`` makes necessary, and how many may be.
 
         A tenant with a quota pins within it, all others within what quotas leave.
         """
         holdings = self._holdings
-        quota = holdings.quotas.get(newcomer.tenant)
         anchors = [anchor.sequence for anchor in holdings.anchors]
-        pinned = [
-            one
-            for one in (*holdings.kept(), *holdings.running())
-            if (one is newcomer or one.is_pinned(now_s)) and not any(one is a for a in anchors)
-        ]
+        num_places = sum(
+            not any(one is anchor for anchor in anchors)
+            for one in self._of_the_same_share(newcomer, others)
+        )
+        quota = holdings.quotas.get(newcomer.tenant)
         if quota is not None:
-            return sum(one.tenant == newcomer.tenant for one in pinned), quota.entries
+            return num_places, quota.entries
         reserved = sum(each.entries for each in holdings.quotas.values())
-        num_others = sum(one.tenant not in holdings.quotas for one in pinned)
-        return num_others, holdings.registry.layout.entries - reserved
+        return num_places, holdings.registry.layout.entries - reserved
 
-    def _pins_fit(self, newcomer: Sequence | None, now_s: float) -> bool:
-        """Whether pinned sequences outside of quotas leave the pages of a full context."""
+    def _pins_fit(self, newcomer: Sequence, others: Collection[Sequence]) -> bool:
+        """Whether a pin beside ``others`` leaves the pages of a full context and of quotas."""
         holdings = self._holdings
-        pinned = [
-            one
-            for one in (*holdings.kept(), *holdings.running())
-            if (one is newcomer or one.is_pinned(now_s)) and one.tenant not in holdings.quotas
-        ]
-        pages = {page for one in pinned for page in one.pages}
-        reserved = sum(quota.pages for quota in holdings.quotas.values())
+        pages = {page for one in self._of_the_same_share(newcomer, others) for page in one.pages}
+        quota = holdings.quotas.get(newcomer.tenant)
+        if quota is not None:
+            return len(pages) <= quota.pages
+        reserved = sum(each.pages for each in holdings.quotas.values())
         return len(pages) + reserved + self._context_pages <= holdings.pages.num_pages
+
+    def _of_the_same_share(
+        self, newcomer: Sequence, others: Collection[Sequence]
+    ) -> list[Sequence]:
+        """Return the newcomer and those that are pinned within the same quota, or within none."""
+        quotas, tenant = self._holdings.quotas, newcomer.tenant
+        return [newcomer] + [
+            one
+            for one in others
+            if (one.tenant == tenant if tenant in quotas else one.tenant not in quotas)
+        ]
 
     def check_invariants(self, now_s: float) -> None:
         """Raise InvariantBroken when more is spoken for than there is."""
