@@ -58,6 +58,8 @@ class ChatPrompt:
     """The beginnings that other conversations may share, the shortest first."""
     tenant: str = DEFAULT_TENANT
     """Whose conversation it is."""
+    session: bytes = b""
+    """A digest of how the conversation begins: all messages up to the first of a user."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class PromptBuilder:
             history=None if is_continued else rendered.history,
             heads=find_heads(conversation, messages, encoded, render, encode),
             tenant=tenant,
+            session=_session_of(conversation),
         )
 
     def count(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> int:
@@ -228,6 +231,13 @@ class PromptBuilder:
         # Only what follows the last control token is the message that is continued.
         start = max((text.rfind(token) for token in self._tokenizer.special_tokens), default=0)
         return text.rfind(THINK_OPEN, max(start, 0)) > text.rfind(THINK_CLOSE, max(start, 0))
+
+
+def _session_of(conversation: Conversation) -> bytes:
+    messages = normalize_messages(conversation.messages)
+    is_user = [message["role"] == "user" for message in messages]
+    end = is_user.index(True) + 1 if True in is_user else 1
+    return digests(messages[:end])[-1]
 
 
 def _render_continued(messages: Sequence[Message], render: _Render) -> str:

@@ -51,6 +51,7 @@ class Placement:
 
     def _admit(self, plan: AdmissionPlan, promised_pages: int, now_s: float) -> list[StateMove]:
         lane = self._holdings.lanes[plan.lane]
+        gap_s = now_s - plan.resume.sequence.last_used_s if plan.resume else None
         moves: list[StateMove] = []
         fork: Sequence | None = None
         if plan.resume and plan.fork_to is not None:
@@ -89,7 +90,7 @@ class Placement:
             touched_entries=_entries_written(plan),
             stand_in=fork.sequence_id if fork and not plan.request.retain else None,
         )
-        self._announce(plan, sequence, now_s)
+        self._announce(plan, sequence, now_s, gap_s)
         return moves + self._own_tail_page(sequence, now_s)
 
     def _abandon(
@@ -116,7 +117,9 @@ class Placement:
             (sequence, entry, None) for entry, sequence in self._registry
         ]
 
-    def _announce(self, plan: AdmissionPlan, sequence: Sequence, now_s: float) -> None:
+    def _announce(
+        self, plan: AdmissionPlan, sequence: Sequence, now_s: float, gap_s: float | None
+    ) -> None:
         events = self._holdings.events
         events.append(
             Admitted(
@@ -130,6 +133,7 @@ class Placement:
                 queue_s=now_s - plan.request.arrival_s,
                 diverged_at=plan.diverged_at,
                 regret_tokens=plan.regret_tokens,
+                gap_s=gap_s,
             )
         )
         if plan.resume is not None and plan.resume.entry is not None:

@@ -26,8 +26,32 @@ from kvreg_service.engine.interface import (
     Timings,
     TokenReport,
 )
+from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
 
 AnswerEvent = GenerationEvent | KvregError
+
+
+def _outcome(end: events.Terminal) -> Outcome:
+    match end:
+        case events.Finished():
+            return "finished"
+        case events.Cancelled():
+            return "cancelled"
+        case _:
+            return "failed"
+
+
+def _admission(admitted: events.Admitted) -> Admission:
+    return Admission(
+        lane_id=admitted.lane,
+        sequence_id=admitted.sequence_id,
+        reuse_path=admitted.reuse_path.value,
+        attach=admitted.attach.value,
+        cached_tokens=admitted.cached_tokens,
+        gap_s=admitted.gap_s,
+        diverged_at=admitted.diverged_at,
+        regret_tokens=admitted.regret_tokens,
+    )
 
 
 class Answer:
@@ -52,6 +76,7 @@ class Answer:
         self._num_pending_tokens = 0
         self._pending_reports: list[TokenReport] = []
         self._delivery = delivery
+        self._last_token_s: float | None = None
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[AnswerEvent] = asyncio.Queue()
         self._admitted: events.Admitted | None = None
@@ -96,11 +121,17 @@ class Answer:
         self._pending_text += step.text
         return step.is_stopped
 
-    def take_token(self) -> None:
-        """Count the token that was read last; with the first one, tell the reader of the start."""
+    def take_token(self) -> float | None:
+        """Count the token that was read last; with the first one, tell the reader of the start.
+
+        Returns:
+            The seconds since the token before; None for the first one.
+        """
         self._num_pending_tokens += 1
+        now_s, last_s = time.monotonic(), self._last_token_s
+        self._last_token_s = now_s
         if self._first_token_s is None and self._admitted is not None:
-            self._first_token_s = time.monotonic()
+            self._first_token_s = now_s
             admitted = self._admitted
             self._send(
                 Started(
@@ -114,6 +145,7 @@ class Answer:
                     regret_tokens=admitted.regret_tokens,
                 )
             )
+        return now_s - last_s if last_s is not None else None
 
     def send_text(self) -> None:
         """Tell the reader of all tokens since the last time."""
@@ -147,6 +179,36 @@ class Answer:
     def end_silently(self) -> None:
         """Note that the reader has left."""
         self.has_ended = True
+
+    def record(self, end: events.Terminal) -> RequestRecord:
+        """Return what is to be told of the request once it has ended."""
+        asked, request, admitted = self.asked, self.request, self._admitted
+        admitted_s = self._admitted_s if admitted is not None else None
+        return RequestRecord(
+            request_id=request.request_id,
+            tenant=asked.tenant,
+            session=asked.prompt.session,
+            outcome=_outcome(end),
+            error_code=end.error.code if isinstance(end, events.Failed) else None,
+            finish_reason=end.reason.value if isinstance(end, events.Finished) else None,
+            tail=asked.prompt.tail,
+            prompt=request.prompt,
+            output_ids=tuple(self.output_ids),
+            max_tokens=request.max_tokens,
+            boundary=request.boundary,
+            heads=tuple(head.num_tokens for head in request.heads),
+            retain=request.retain,
+            may_reuse=request.may_reuse,
+            priority=request.priority,
+            ttl_s=request.ttl_s,
+            admission=_admission(admitted) if admitted is not None else None,
+            arrived_at_s=request.arrival_s,
+            admitted_at_s=admitted_s,
+            prepared_at_s=admitted_s + self._attach_s if admitted_s is not None else None,
+            first_token_at_s=self._first_token_s,
+            ended_at_s=time.monotonic(),
+            trace_parent=asked.trace_parent,
+        )
 
     def _report(self, logprobs: TokenLogprobs) -> TokenReport:
         spell = self._text.spelling

@@ -20,6 +20,7 @@ from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.engine import Engine, EngineParts
 from kvreg_service.engine.interface import EffectiveProfile
+from kvreg_service.engine.observer import Observer
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.engine.runner import ModelRunner
@@ -67,9 +68,13 @@ def load_model(options: EngineOptions, on_progress: Progress | None = None) -> L
 
 
 def build_engine(
-    options: EngineOptions, loaded: LoadedModel | None = None
+    options: EngineOptions,
+    loaded: LoadedModel | None = None,
+    observers: tuple[Observer, ...] = (),
 ) -> tuple[Engine, PromptBuilder]:
     """Return a running engine and the prompt builder that belongs to it.
+
+    ``observers`` are told of everything that happens.
 
     Raises:
         ConfigurationError: options contradict each other or cannot be served on this device.
@@ -128,6 +133,7 @@ def build_engine(
             tokenizer=loaded.tokenizer,
             echo=echo,
             profile=profile,
+            observers=observers,
         )
     )
     logger.info(

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,6 @@ from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.prompt import ChatPrompt
 from kvreg_service.chat.text_stream import TextStream
 from kvreg_service.chat.tokenizer import Tokenizer
-from kvreg_service.core import events
 from kvreg_service.core.errors import (
     ConfigurationError,
     Conflict,
@@ -36,7 +34,7 @@ from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import CheckpointKind
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.step import StepResult
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.answer import Answer, AnswerEvent
 from kvreg_service.engine.delivery import Delivery
@@ -47,10 +45,11 @@ from kvreg_service.engine.interface import (
     GenerationRequest,
     RegistrySnapshot,
 )
+from kvreg_service.engine.observer import Observer, Observers
 from kvreg_service.engine.options import EngineOptions
+from kvreg_service.engine.publisher import Publisher
 from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.engine.runner import Runner
-from kvreg_service.engine.totals import Tally
 from kvreg_service.engine.views import SnapshotBuilder
 from kvreg_service.model.config import ModelConfig
 
@@ -71,6 +70,7 @@ class EngineParts:
     tokenizer: Tokenizer
     echo: EchoIndex
     profile: EffectiveProfile
+    observers: tuple[Observer, ...] = ()
 
 
 class Engine:
@@ -79,14 +79,14 @@ class Engine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._scheduler = parts.scheduler
+        self._publisher = Publisher(
+            parts.runner, parts.tokenizer, parts.echo, Observers(parts.observers)
+        )
         self._views = SnapshotBuilder(parts.scheduler, parts.profile, parts.policy, parts.cost)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._answers: dict[RequestId, Answer] = {}
         self._delivery: Delivery[AnswerEvent] = Delivery()
         self._cancelled: list[RequestId] = []
-        self._finished: list[Answer] = []
-        self._tallies: defaultdict[str | None, Tally] = defaultdict(Tally)
         self._is_draining = False
         self._is_closing = False
         self._failure: BaseException | None = None
@@ -145,7 +145,7 @@ class Engine:
             return self._views.build(
                 time.monotonic(),
                 is_draining=self._is_draining,
-                totals=self._tallies[tenant].totals(),
+                totals=self._publisher.totals(tenant),
                 tenant=tenant,
             )
 
@@ -176,7 +176,7 @@ class Engine:
     def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
         """Give up a kept sequence, wherever it rests, and its pages."""
         with self._lock:
-            self._publish(self._scheduler.drop_sequence(SequenceId(sequence_id), tenant))
+            self._publisher.publish(self._scheduler.drop_sequence(SequenceId(sequence_id), tenant))
 
     def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
         """Keep a sequence for ``ttl_s`` seconds from now whatever else needs its place."""
@@ -194,7 +194,7 @@ class Engine:
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replace the quotas of all tenants."""
         with self._lock:
-            self._publish(self._scheduler.set_quotas(quotas, time.monotonic()))
+            self._publisher.publish(self._scheduler.set_quotas(quotas, time.monotonic()))
 
     def drain(self) -> None:
         """Take nothing new from now on; queued and running requests still finish."""
@@ -257,7 +257,7 @@ class Engine:
         request = answer.request
         with self._lock:
             self._require_service()
-            if request.request_id in self._answers:
+            if request.request_id in self._publisher.answers:
                 raise Conflict(
                     f"request_id {request.request_id!r} is that of a request that still runs",
                     request_id=request.request_id,
@@ -268,7 +268,7 @@ class Engine:
             except KvregError:
                 self._parts.runner.forget(request.request_id)
                 raise
-            self._answers[request.request_id] = answer
+            self._publisher.answers[request.request_id] = answer
             self._wake.notify()
 
     def _leave(self, answer: Answer) -> None:
@@ -288,9 +288,9 @@ class Engine:
             self._failure = error
         finally:
             with self._lock:
-                for answer in self._answers.values():
-                    answer.fail(EngineDown("the step loop has ended while the request ran"))
-                self._answers.clear()
+                self._publisher.fail_all(
+                    EngineDown("the step loop has ended while the request ran")
+                )
             self._delivery.flush(time.monotonic())
 
     def _wait_for_work(self) -> bool:
@@ -308,113 +308,32 @@ class Engine:
         now_s = time.monotonic()
         with self._lock:
             for request_id in self._cancelled:
-                self._publish(self._scheduler.cancel(request_id, now_s))
+                self._publisher.publish(self._scheduler.cancel(request_id, now_s))
             self._cancelled.clear()
             plan = self._scheduler.schedule(now_s)
             if plan.has_prefill:
                 # What waits for more text must not wait for a whole chunk.
-                self._send_texts()
+                self._publisher.send_texts()
         if plan.has_prefill:
             self._delivery.flush(now_s)
         result = StepResult() if plan.is_empty else self._parts.runner.execute(plan)
         self._read_tokens(result)
         with self._lock:
             happened = self._scheduler.commit(plan, result, time.monotonic())
-            self._publish(happened, plan, result)
+            self._publisher.publish(happened, plan, result)
             is_due = self._delivery.is_due(time.monotonic())
             if is_due:
-                self._send_texts()
+                self._publisher.send_texts()
         # Before the reader hears of the end: its next turn may follow at once.
-        for answer in self._finished:
-            self._remember_spelling(answer)
-        self._finished.clear()
+        self._publisher.remember_spellings()
         if is_due:
             self._delivery.flush(time.monotonic())
 
-    def _send_texts(self) -> None:
-        for answer in self._answers.values():
-            answer.send_text()
-
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():
-            answer = self._answers.get(request_id)
+            answer = self._publisher.answers.get(request_id)
             if answer is not None and answer.read_token(token, result.logprobs.get(request_id)):
                 result.stopped.add(request_id)
-
-    def _publish(
-        self,
-        happened: list[events.Event],
-        plan: StepPlan | None = None,
-        result: StepResult | None = None,
-    ) -> None:
-        for event in happened:
-            match event:
-                case events.Admitted():
-                    attach_s = result.prepare_s if plan and result else 0.0
-                    self._answers[event.request_id].admit(event, attach_s)
-                case events.TokenSampled():
-                    answer = self._answers[event.request_id]
-                    answer.take_token()
-                    # Readers tell tokens of reasoning from others by the delta they came in.
-                    if self._parts.tokenizer.is_added(event.token):
-                        answer.send_text()
-                case events.Finished():
-                    answer = self._end(event)
-                    answer.finish(event)
-                    self._finished.append(answer)
-                case events.ReuseFailed():
-                    logger.warning(
-                        "request %s could not reuse what was kept and is computed from nothing: %s",
-                        event.request_id,
-                        event.error,
-                        exc_info=event.error.__cause__,
-                    )
-                case events.Failed():
-                    logger.warning(
-                        "request %s failed: %s",
-                        event.request_id,
-                        event.error,
-                        exc_info=event.error.__cause__,
-                    )
-                    self._end(event).fail(event.error)
-                case events.Cancelled():
-                    self._end(event).end_silently()
-                case events.Evicted():
-                    for tally in self._tallies_of(event.tenant):
-                        tally.evictions[event.reason.value] += 1
-                    logger.info(
-                        "evicted sequence %d (%d tokens, %d bytes): %s",
-                        event.sequence_id, event.tokens, event.held_bytes, event.reason.value,
-                    )  # fmt: skip
-                case events.UpkeepFailed():
-                    logger.error(
-                        "keeping the books failed: %s", event.error, exc_info=event.error.__cause__
-                    )
-                case events.PinEnded():
-                    logger.warning(
-                        "the pin of sequence %d has ended: it has grown too large",
-                        event.sequence_id,
-                    )
-                case _:
-                    logger.debug("%s", event)
-
-    def _end(self, event: events.Terminal) -> Answer:
-        self._parts.runner.forget(event.request_id)
-        answer = self._answers.pop(event.request_id)
-        for tally in self._tallies_of(answer.asked.tenant):
-            tally.count_end(event, answer.admitted, len(answer.output_ids))
-        return answer
-
-    def _tallies_of(self, tenant: str) -> tuple[Tally, Tally]:
-        """The counts of all tenants together, and of one."""
-        return self._tallies[None], self._tallies[tenant]
-
-    def _remember_spelling(self, answer: Answer) -> None:
-        output = answer.output_ids
-        if output and output[-1] in answer.request.stop_token_ids:
-            output = output[:-1]
-        asked = answer.asked
-        self._parts.echo.record(asked.prompt.token_ids, output, asked.tenant)
 
 
 def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:

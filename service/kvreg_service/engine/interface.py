@@ -50,6 +50,8 @@ class GenerationRequest:
     priority: int = 0
     ttl_s: float | None = None
     may_reuse: bool = True
+    trace_parent: str | None = None
+    """The W3C ``traceparent`` header of the call, for whoever traces."""
 
 
 @dataclass(frozen=True)
