@@ -1,0 +1,176 @@
+"""A small request may pass one that lacks pages, if that cannot delay it, and nobody else may."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from random import Random
+
+import pytest
+
+from kvreg_service.core.events import Admitted, Finished
+from kvreg_service.core.quota import Quota
+
+POOL = {"num_pages": 12, "max_context_tokens": 512}
+PAGE = 64
+
+
+def _submit(core, number, pages, **options):
+    """Ask for an answer so long that ``pages`` pages are promised."""
+    prompt = [number] * 20
+    return core.submit(prompt, max_tokens=pages * PAGE - len(prompt), **options)
+
+
+def _steps(core, count):
+    """Step, and return who has been admitted."""
+    return [
+        event.request_id
+        for _ in range(count)
+        for event in core.step()[1]
+        if isinstance(event, Admitted)
+    ]
+
+
+def _behind_a_large_head(make_core, running=(6,), head=8, **options):
+    """Requests that run for long, and a head that waits for their pages."""
+    core = make_core(lanes=len(running) + 2, **{**POOL, **options})
+    ids = [_submit(core, 10 + index, pages) for index, pages in enumerate(running)]
+    assert _steps(core, len(running)) == ids, "the precondition of these tests"
+    waiting = _submit(core, 90, head)
+    assert _steps(core, 1) == [], "the precondition of these tests"
+    return core, ids, waiting
+
+
+def test_a_small_request_passes_a_head_that_lacks_pages(make_core):
+    core, _, _ = _behind_a_large_head(make_core)
+    small = _submit(core, 50, 4)
+    assert _steps(core, 2) == [small]
+
+
+def test_a_request_that_the_head_would_have_to_wait_for_does_not_pass(make_core):
+    core, _, head = _behind_a_large_head(make_core)
+    _submit(core, 50, 5)
+    assert _steps(core, 3) == []
+    core.scheduler.cancel(core.log[0].request_id, core.now_s)
+    assert _steps(core, 1) == [head]
+
+
+def test_all_that_pass_together_leave_the_head_its_pages(make_core):
+    core, _, _ = _behind_a_large_head(make_core, running=(6,), head=8)
+    small = [_submit(core, 50 + number, 2) for number in range(3)]
+    assert _steps(core, 4) == small[:2]
+
+
+def test_those_who_pass_do_so_in_their_order(make_core):
+    core, _, _ = _behind_a_large_head(make_core, running=(6, 1), head=8)
+    large, first, second = (_submit(core, 50 + i, pages) for i, pages in enumerate((7, 1, 1)))
+    assert _steps(core, 3) == [first, second]
+    assert large not in {event.request_id for event in core.log if isinstance(event, Admitted)}
+
+
+def test_without_an_idle_lane_nobody_passes(make_core):
+    core = make_core(lanes=1, **POOL)
+    running = _submit(core, 10, 6)
+    core.step()
+    head, _ = _submit(core, 90, 8), _submit(core, 50, 1)
+    assert _steps(core, 2) == []
+    core.scheduler.cancel(running, core.now_s)
+    assert _steps(core, 1) == [head]
+
+
+def test_nobody_passes_a_head_that_fits(make_core):
+    core = make_core(lanes=3, **POOL)
+    first, second = _submit(core, 10, 8), _submit(core, 50, 1)
+    assert _steps(core, 2) == [first, second]
+
+
+def test_who_was_passed_comes_as_soon_as_those_that_ran_before_it_have_ended(make_core):
+    core, (running,), head = _behind_a_large_head(make_core)
+    _submit(core, 50, 4)
+    core.step()
+    core.scheduler.cancel(running, core.now_s)
+    assert _steps(core, 1) == [head]
+
+
+@pytest.mark.parametrize("protection", ["quota", "pin"])
+def test_nobody_passes_while_pages_are_protected(make_core, protection):
+    core = make_core(lanes=4, entries=1, **POOL)
+    core.run([5] * 50)
+    if protection == "quota":
+        core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=2)}, core.now_s)
+    else:
+        core.scheduler.pin(core.kept()[0].sequence_id, 5000.0, core.now_s)
+    _submit(core, 10, 6)
+    core.step()
+    _submit(core, 90, 8)
+    _submit(core, 50, 1)
+    assert _steps(core, 3) == []
+
+
+def test_no_stream_of_small_requests_starves_a_large_one(make_core):
+    core = make_core(lanes=3, queue_limit=1000, **POOL)
+    rng = Random(5)
+    first = _submit(core, 10, 7)
+    core.step()
+    head = _submit(core, 90, 8)
+    for _ in range(500):
+        if core.scheduler.queue_length < 20:
+            core.submit([rng.randrange(40)] * 20, max_tokens=rng.choice([1, 60, 200]))
+        core.step()
+    starts = [event.request_id for event in core.log if isinstance(event, Admitted)]
+    assert head in starts
+    assert starts.index(head) > 1, "somebody has passed, or this test tells nothing"
+    since = core.log.index(_end(core, first))
+    later = [event.request_id for event in core.log[since:] if isinstance(event, Admitted)]
+    assert later[0] == head
+
+
+def _end(core, request_id):
+    (event,) = [e for e in core.log if isinstance(e, Finished) and e.request_id == request_id]
+    return event
+
+
+# Against all orders in which running requests may end.
+
+
+def _delays_head(running: list[int], head: int, small: int, pool: int) -> bool:
+    """Whether there is an order of ends in which the head would start later beside ``small``."""
+    for order in permutations(running):
+        held = sum(running)
+        for ended in order:
+            held -= ended
+            if held + head <= pool:
+                break
+        if held + small + head > pool:
+            return True
+    return False
+
+
+def _draw(rng: Random) -> tuple[int, list[int], int, int]:
+    """Return a pool, promises that fit in it, a head that does not fit beside them, and another."""
+    while True:
+        pool, head, small = rng.randrange(8, 21), rng.randrange(1, 9), rng.randrange(1, 6)
+        running = [rng.randrange(1, 9) for _ in range(rng.randrange(1, 5))]
+        if sum(running) <= pool < sum(running) + head:
+            return pool, running, head, small
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_exactly_those_pass_that_can_delay_the_head_in_no_order_of_ends(make_core, seed):
+    pool, running, head, small = _draw(Random(seed))
+    core = make_core(lanes=len(running) + 2, num_pages=pool, max_context_tokens=512)
+    for index, pages in enumerate(running):
+        _submit(core, 10 + index, pages)
+    _steps(core, len(running))
+    _submit(core, 90, head)
+    request_id = _submit(core, 50, small)
+    may_pass = sum(running) + small <= pool and not _delays_head(running, head, small, pool)
+    assert _steps(core, 1) == ([request_id] if may_pass else [])
+
+
+def test_the_draws_above_have_both_kinds():
+    kinds = set()
+    for seed in range(60):
+        pool, running, head, small = _draw(Random(seed))
+        fits = sum(running) + small <= pool
+        kinds.add((fits, fits and not _delays_head(running, head, small, pool)))
+    assert kinds == {(False, False), (True, False), (True, True)}
