@@ -1,0 +1,349 @@
+"""A tenant with a quota keeps no more than that, and nobody else takes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Finished
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Head
+
+SHORT, LONG = 70, 400
+A, B, OTHER = (Identity(b"epoch", name) for name in ("a", "b", "other"))
+SMALL = {"num_pages": 16, "max_context_tokens": 512}
+"""Sixteen pages, of which a full context takes eight."""
+
+
+def _text(number: int, length: int) -> list[int]:
+    return list(range(1000 * number, 1000 * number + length))
+
+
+def _keep(core, identity, number, length=SHORT, **options):
+    options = {"boundary": length, "max_tokens": 1, **options}
+    return core.run([*_text(number, length), 7], identity=identity, **options)
+
+
+def _with_quotas(make_core, quotas, **options):
+    core = make_core(**options)
+    core.scheduler.set_quotas(quotas, core.now_s)
+    return core
+
+
+def _kept(core, tenant):
+    return [one for one in core.kept() if one.tenant == tenant]
+
+
+def _num_pages(core, tenant):
+    return len({page for one in _kept(core, tenant) for page in one.pages})
+
+
+def _in_entries(core, tenant):
+    return [one for _, one in core.scheduler.holdings.registry if one.tenant == tenant]
+
+
+def _evicted(outcome, reason=None):
+    return [
+        (event.tenant, event.sequence_id)
+        for event in outcome.of(Evicted)
+        if reason in (None, event.reason)
+    ]
+
+
+# A cap.
+
+
+def test_a_tenant_keeps_no_more_entries_than_its_quota(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=4)
+    for number in range(4):
+        _keep(core, A, number)
+        assert len(_in_entries(core, "a")) <= 1
+
+
+def test_at_its_quota_a_tenant_replaces_its_own_least_valuable_entry(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=2, pages=32)}, entries=4)
+    short, _, _ = (_keep(core, A, n, length) for n, length in enumerate((SHORT, 300, 300)))
+    outcome = _keep(core, B, 9)
+    assert _evicted(outcome) == [("a", short.admitted.sequence_id)]
+    assert len(core.scheduler.holdings.registry.empty_entries()) == 2
+
+
+def test_at_its_quota_what_is_least_valuable_is_not_kept_though_entries_are_empty(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=4)
+    _keep(core, A, 1, LONG)
+    short = _keep(core, A, 2, SHORT)
+    outcome = _keep(core, B, 9)
+    assert _evicted(outcome, EvictionReason.DISPLACED) == [("a", short.admitted.sequence_id)]
+
+
+def test_a_tenant_keeps_no_more_pages_than_its_quota(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
+    for number, length in enumerate((100, 150, 120, 300, 60)):
+        _keep(core, A, number, length)
+        assert _num_pages(core, "a") <= 6
+
+
+def test_beyond_its_pages_its_own_least_valuable_goes_and_says_why(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
+    _keep(core, OTHER, 9, SHORT)
+    short = _keep(core, A, 1, SHORT).admitted.sequence_id
+    _keep(core, A, 2, 200)
+    assert _evicted(_keep(core, A, 3, 60)) == [("a", short)]
+    assert _kept(core, "other")
+
+
+def test_what_does_not_fit_in_its_quota_at_all_is_not_kept(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
+    outcome = _keep(core, A, 1, LONG)
+    assert _evicted(outcome, EvictionReason.QUOTA) == [("a", outcome.admitted.sequence_id)]
+    assert isinstance(outcome.terminal, Finished)
+
+
+def test_with_a_quota_of_nothing_all_is_answered_and_nothing_kept(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=0, pages=0)}, entries=2, anchors=1)
+    expected = make_core().run([*_text(1, LONG), 7], max_tokens=1).answer
+    for _ in range(3):
+        outcome = _keep(core, A, 1, LONG, heads=(Head(128),))
+        assert (outcome.cached, outcome.answer) == (0, expected)
+        assert core.kept() == []
+
+
+def test_copies_count_as_entries(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=4)
+    _keep(core, A, 1, 200)
+    for tail in range(5):
+        core.run([*_text(1, 200), *[tail] * 5], identity=A, boundary=204)
+        assert len(_in_entries(core, "a")) <= 1
+
+
+def test_anchors_count_by_themselves(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=0, pages=32, anchors=1)}, anchors=3)
+    for number in range(3):
+        core.run([*_text(number, 200), 7], identity=A, heads=(Head(128),))
+        core.now_s += 100.0
+    anchors = list(core.scheduler.holdings.anchors)
+    assert len(anchors) == 1
+
+
+def test_a_shared_page_counts_once(make_core):
+    core = _with_quotas(
+        make_core, {"a": Quota(entries=2, pages=5, anchors=1)}, entries=2, anchors=1
+    )
+    heads = (Head(192),)
+    core.run([*_text(1, 200), 7], identity=A, heads=heads, max_tokens=1)
+    core.run([*_text(1, 195), *_text(2, 20)], identity=A, heads=heads, max_tokens=1)
+    # Three pages of the head and one of each conversation.
+    assert len(_kept(core, "a")) == 3
+    assert _num_pages(core, "a") == 5
+
+
+# A guarantee.
+
+
+@pytest.mark.parametrize("policy", ["cost", "lru", "fifo", "slru", "priority", "lfu"])
+def test_others_do_not_take_its_entries(make_core, policy):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=2, policy=policy)
+    kept = _keep(core, A, 1).admitted.sequence_id
+    for number in range(2, 9):
+        core.now_s += 100.0
+        outcome = _keep(core, OTHER, number, LONG, priority=9)
+        assert ("a", kept) not in _evicted(outcome)
+    assert _keep(core, A, 1).cached == SHORT
+
+
+@pytest.mark.parametrize("policy", ["cost", "lru", "none"])
+def test_its_session_on_a_lane_gets_the_entry_it_has_a_right_to(make_core, policy):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=1, policy=policy)
+    _keep(core, OTHER, 1, LONG)
+    _keep(core, A, 2, SHORT)
+    _keep(core, OTHER, 3, LONG)
+    assert _keep(core, A, 2).cached == SHORT
+
+
+def test_others_do_not_take_its_pages(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, entries=3, **SMALL)
+    kept = [_keep(core, A, number, 150).admitted.sequence_id for number in (1, 2)]
+    for number in range(3, 8):
+        assert isinstance(_keep(core, OTHER, number, 450, max_tokens=50).terminal, Finished)
+    assert sorted(one.sequence_id for one in _kept(core, "a")) == kept
+
+
+def test_others_do_not_take_its_anchors(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=0, pages=8, anchors=1)}, anchors=1)
+    core.run([*_text(1, 100), 7], identity=A, heads=(Head(64),))
+    for number in range(2, 6):
+        core.now_s += 100.0
+        core.run([*_text(number, 900), 7], identity=OTHER, heads=(Head(800, is_marked=True),))
+    assert [one.sequence.tenant for one in core.scheduler.holdings.anchors] == ["a"]
+
+
+def test_it_has_a_right_to_an_anchor_within_its_quota(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=0, pages=8, anchors=1)}, anchors=1)
+    for question in (7, 8):
+        core.run([*_text(1, 900), question], identity=OTHER, heads=(Head(800, is_marked=True),))
+    core.run([*_text(2, 100), 7], identity=A, heads=(Head(64),))
+    assert [one.sequence.tenant for one in core.scheduler.holdings.anchors] == ["a"]
+
+
+def test_what_others_keep_may_be_taken_for_a_tenant_with_a_quota(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=4)}, entries=1, **SMALL)
+    _keep(core, OTHER, 1, 450)
+    outcome = _keep(core, A, 2, 500, max_tokens=11)
+    assert isinstance(outcome.terminal, Finished)
+
+
+def test_two_tenants_with_quotas_take_nothing_of_each_other(make_core):
+    quotas = {"a": Quota(entries=1, pages=4), "b": Quota(entries=1, pages=4)}
+    core = _with_quotas(make_core, quotas, entries=2, **SMALL)
+    kept = [_keep(core, one, n, 100).admitted.sequence_id for n, one in enumerate((A, B))]
+    for number in range(3, 9):
+        _keep(core, (A, B)[number % 2], number, 60, retain=False)
+    _keep(core, OTHER, 9, 500, max_tokens=11)
+    assert sorted(one.sequence_id for one in core.kept() if one.tenant in "ab") == kept
+
+
+@pytest.mark.parametrize("quotas", [{}, {"a": Quota(2, 8, 1)}])
+def test_no_tenant_finds_what_another_keeps(make_core, quotas):
+    core = _with_quotas(make_core, quotas, entries=2, anchors=1)
+    outcome = _keep(core, A, 1, LONG, heads=(Head(128),))
+    for identity in (B, OTHER):
+        admitted = _keep(core, identity, 1, LONG, heads=(Head(128),)).admitted
+        assert (admitted.cached_tokens, admitted.diverged_at) == (0, None)
+    assert outcome.cached == 0
+
+
+# Lending: what backs a tenant's own promise.
+
+
+def test_a_tenants_own_request_is_not_held_up_by_what_it_keeps(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=3, entries=2, **SMALL)
+    for number in (1, 2):
+        _keep(core, A, number, 200)
+    core.submit(_text(8, 20), identity=OTHER, max_tokens=480)
+    core.submit(_text(9, 20), identity=A, max_tokens=480)
+    admitted = [e for _ in range(2) for e in core.step()[1] if isinstance(e, Admitted)]
+    assert len(admitted) == 2
+    outcome = core.drain()
+    assert len(outcome.of(Finished)) == 2
+
+
+def test_another_tenants_request_waits_for_pages_that_are_spoken_for(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=4, entries=2, **SMALL)
+    for number in (1, 2):
+        _keep(core, A, number, 200)
+    first = core.submit(_text(8, 20), identity=OTHER, max_tokens=480)
+    second = core.submit(_text(9, 20), identity=OTHER, max_tokens=480)
+    admitted = [e for _ in range(3) for e in core.step()[1] if isinstance(e, Admitted)]
+    assert [event.request_id for event in admitted] == [first]
+    outcome = core.drain()
+    assert outcome.admitted.request_id == second
+    assert len(_kept(core, "a")) == 2
+
+
+def test_what_was_lent_is_the_tenants_own_again_when_its_request_has_ended(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=3, entries=2, **SMALL)
+    kept = [_keep(core, A, number, 200).admitted.sequence_id for number in (1, 2)]
+    other = core.submit(_text(8, 20), identity=OTHER, max_tokens=480)
+    own = core.submit(_text(9, 20), identity=A, max_tokens=480)
+    core.step()
+    core.step()
+    assert any(one.is_lent for one in _kept(core, "a")), "the precondition of this test"
+    for request_id in (own, other):
+        core.scheduler.cancel(request_id, core.now_s)
+    assert not any(one.is_lent for one in _kept(core, "a"))
+    assert set(kept) <= {one.sequence_id for one in _kept(core, "a")}
+
+
+# Setting them.
+
+
+@pytest.mark.parametrize(
+    ("quotas", "fields"),
+    [
+        ({"a": Quota(3, 1)}, {"quota": "entries", "asked": 3, "limit": 2}),
+        ({"a": Quota(2, 1), "b": Quota(1, 1)}, {"quota": "entries", "asked": 3, "limit": 2}),
+        ({"a": Quota(1, 1, 2)}, {"quota": "anchors", "asked": 2, "limit": 1}),
+        ({"a": Quota(1, 9)}, {"quota": "pages", "asked": 9, "limit": 8}),
+        ({"a": Quota(1, 5), "b": Quota(1, 4)}, {"quota": "pages", "asked": 9, "limit": 8}),
+    ],
+)
+def test_quotas_that_are_more_than_there_is_are_refused_with_both_numbers(
+    make_core, quotas, fields
+):
+    core = make_core(entries=2, anchors=1, **SMALL)
+    with pytest.raises(ConfigurationError) as caught:
+        core.scheduler.set_quotas(quotas, core.now_s)
+    assert {name: caught.value.fields[name] for name in fields} == fields
+    assert core.scheduler.holdings.quotas == {}
+
+
+def test_quotas_may_be_all_there_is(make_core):
+    quotas = {"a": Quota(1, 4, 1), "b": Quota(1, 4)}
+    core = _with_quotas(make_core, quotas, entries=2, anchors=1, **SMALL)
+    assert core.scheduler.holdings.quotas == quotas
+
+
+@pytest.mark.parametrize("field", ["entries", "pages", "anchors"])
+def test_a_quota_below_zero_is_refused(field):
+    with pytest.raises(ConfigurationError):
+        Quota(**{"entries": 1, "pages": 1, "anchors": 1, field: -1})
+
+
+def test_a_smaller_quota_gives_up_what_is_beyond_it_at_once(make_core):
+    core = _with_quotas(make_core, {"a": Quota(3, 32)}, entries=3)
+    for number in range(4):
+        _keep(core, A, number, 100 + 30 * number)
+    happened = core.scheduler.set_quotas({"a": Quota(1, 32)}, core.now_s)
+    assert [(e.reason, e.tenant) for e in happened] == [(EvictionReason.QUOTA, "a")] * 2
+    assert [one.ledger.tokens[0] for one in _in_entries(core, "a")] == [2000]
+
+
+def test_without_its_quota_a_tenant_is_like_all_others(make_core):
+    core = _with_quotas(make_core, {"a": Quota(1, 32)}, entries=1)
+    _keep(core, A, 1)
+    core.scheduler.set_quotas({}, core.now_s)
+    _keep(core, OTHER, 2, LONG)
+    _keep(core, OTHER, 3, LONG)
+    assert _kept(core, "a") == []
+
+
+def test_events_of_a_plan_on_its_way_are_not_those_of_new_quotas(make_core):
+    core = make_core(entries=2)
+    for number in range(3):
+        _keep(core, A, number)
+    core.submit(_text(9, 100), identity=OTHER)
+    plan = core.scheduler.schedule(core.now_s)
+    happened = core.scheduler.set_quotas({"a": Quota(0, 32)}, core.now_s)
+    assert [type(event) for event in happened] == [Evicted] * len(happened)
+    assert happened
+    later = core.scheduler.commit(plan, core.runner.execute(plan), core.now_s)
+    assert any(isinstance(event, Admitted) for event in later)
+
+
+# All together.
+
+
+@pytest.mark.parametrize("policy", ["cost", "lru", "none"])
+def test_everybody_finishes_under_quotas_pins_and_pressure(make_core, policy):
+    quotas = {"a": Quota(entries=1, pages=3, anchors=1), "b": Quota(entries=1, pages=2)}
+    core = _with_quotas(
+        make_core, quotas, lanes=3, entries=4, anchors=2, policy=policy, queue_limit=99, **SMALL
+    )
+    pinned = _keep(core, OTHER, 1, 150).admitted.sequence_id
+    core.scheduler.pin(pinned, 100_000.0, core.now_s)
+    ids = [
+        core.submit(
+            _text(number, 60 + 37 * number % 400),
+            identity=(A, B, OTHER)[number % 3],
+            boundary=50,
+            max_tokens=(5, 70, 500)[number % 3],
+            heads=(Head(64),),
+        )
+        for number in range(30)
+    ]
+    outcome = core.drain()
+    assert sorted(event.request_id for event in outcome.of(Finished)) == sorted(ids)
+    assert pinned in {one.sequence_id for one in core.kept()}
+    for tenant, quota in quotas.items():
+        assert _num_pages(core, tenant) <= quota.pages
