@@ -45,6 +45,10 @@ with_registry_and_streams = pytest.mark.parametrize(
         str(value) if isinstance(value, Profile) else "streamed" if value else "whole"
     ),
 )
+# Where a case is long: every number of lanes and entries, and both states, if not all together.
+few_with_registry = pytest.mark.parametrize(
+    "profile", [Profile(1, 1), Profile(1, 1, "drop"), Profile(1, 2), Profile(2, 2, "drop")], ids=str
+)
 # Where the property does not depend on where a sequence is kept.
 some_profiles = pytest.mark.parametrize(
     "profile", [Profile(1, 0), Profile(1, 1), Profile(2, 2, "drop")], ids=str

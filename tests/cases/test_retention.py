@@ -9,6 +9,7 @@ from tests.cases.clock import Clock
 from tests.cases.profiles import (
     Profile,
     every_profile,
+    few_with_registry,
     with_registry,
     without_registry,
 )
@@ -44,7 +45,7 @@ def _play_one_shots(
     return first, second, server.settle()["totals"]["evictions_by_reason"]
 
 
-@with_registry
+@few_with_registry
 def test_case_11_session_hits_after_50_one_shots_that_are_not_retained(
     serve: Serve, profile: Profile
 ) -> None:

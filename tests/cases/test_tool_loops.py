@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.api.taught_engine import Teacher
-from tests.cases.profiles import WITH_REGISTRY, Profile, with_registry
+from tests.cases.profiles import WITH_REGISTRY, Profile, few_with_registry
 from tests.cases.server import MODEL, Message, Serve, Server
 from tests.cases.session import SLACK_TOKENS
 
@@ -129,9 +129,7 @@ def _opening(text: str) -> list[Message]:
     return [SYSTEM, {"role": "user", "content": text}]
 
 
-@pytest.mark.parametrize(
-    "profile", [Profile(1, 1), Profile(1, 1, "drop"), Profile(1, 2), Profile(2, 2, "drop")], ids=str
-)
+@few_with_registry
 def test_case_4_each_of_20_steps_hits_after_a_side_request(
     serve: Serve, teacher: Teacher, profile: Profile
 ) -> None:
@@ -153,7 +151,7 @@ def test_case_4_steps_miss_where_there_is_no_registry(serve: Serve, teacher: Tea
     assert {step.path for step in steps} == {"full_reset"}
 
 
-@with_registry
+@few_with_registry
 def test_case_43_calls_of_six_turns_are_well_formed_between_side_requests(
     serve: Serve, teacher: Teacher, profile: Profile
 ) -> None:
