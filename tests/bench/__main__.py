@@ -21,8 +21,8 @@ from report import Report, Section
 from rich.console import Console
 from rich.progress import Progress
 
-BENCHES = ("comparison", "batch", "step_overhead", "attach", "planning", "pressure")
-_WITHOUT_MODEL = frozenset({"planning"})
+BENCHES = ("comparison", "batch", "step_overhead", "attach", "planning", "pressure", "policies")
+_WITHOUT_MODEL = frozenset({"planning", "policies"})
 _ROUNDS = 9
 _FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 

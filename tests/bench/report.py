@@ -24,13 +24,27 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """A picture, which is written beside the document as ``<date>-<name>.png``."""
+
+    name: str
+    title: str
+    png: bytes
+
+
+@dataclass(frozen=True)
 class Section:
-    """What one bench found: how it measured, its tables, and the numbers behind them."""
+    """What one bench found: how it measured, its tables, and the numbers behind them.
+
+    One that is not timed has counts instead, the same in every run.
+    """
 
     name: str
     method: str
     tables: Sequence[Table]
     data: dict[str, Any] = field(default_factory=dict)
+    plots: Sequence[Plot] = ()
+    is_timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Report:
                 console.print(shown)
 
     def write(self, folder: Path) -> Path:
-        """Write ``<date>-<name>.md`` and ``.json``; return the path of the first."""
+        """Write ``<date>-<name>.md`` and ``.json``, and the plots; return the path of the first."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.date.isoformat()}-{self.name}.md"
         path.write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
@@ -66,7 +80,13 @@ class Report:
             "sections": {section.name: section.data for section in self.sections},
         }
         path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        for section in self.sections:
+            for plot in section.plots:
+                (folder / self._file_name(plot)).write_bytes(plot.png)
         return path
+
+    def _file_name(self, plot: Plot) -> str:
+        return f"{self.date.isoformat()}-{plot.name}.png"
 
     def _lines(self) -> Iterator[str]:
         machine = self.machine
@@ -82,13 +102,17 @@ class Report:
         yield f"- Versions: {versions}"
         if self.remark:
             yield f"- {self.remark}"
-        yield ""
-        yield "Values are medians, with the smallest and the largest in brackets."
+        if any(section.is_timed for section in self.sections):
+            yield ""
+            yield "Values are medians, with the smallest and the largest in brackets."
         for section in self.sections:
             yield ""
             yield f"## {section.name.replace('_', ' ').capitalize()}"
             yield ""
             yield section.method
+            for plot in section.plots:
+                yield ""
+                yield f"![{plot.title}]({self._file_name(plot)})"
             for table in section.tables:
                 yield ""
                 yield f"**{table.title}**"
