@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvreg_service.core.errors import InvalidRequest, RequestFailed
 from kvreg_service.core.sampling_params import SamplingParams
-from kvreg_service.model.sampling import Sampler, sample_batch, token_logprobs
+from kvreg_service.model.sampling import Sampler, argmax_batch, token_logprobs
 
 _LOGITS = st.lists(st.floats(-20, 20), min_size=1, max_size=12)
 _PARAMS = st.builds(
@@ -173,15 +173,28 @@ def test_a_request_draws_the_same_beside_others() -> None:
     alone = sampler(3)
     expected = [alone.sample(logits[1]) for _ in range(10)]
     batch = [sampler(1), sampler(3), Sampler(SamplingParams(), vocab_size=1000)]
-    assert [sample_batch(batch, logits)[1] for _ in range(10)] == expected
+    drawn = [[one.sample(row) for one, row in zip(batch, logits, strict=True)] for _ in range(10)]
+    assert [row[1] for row in drawn] == expected
 
 
 def test_a_greedy_batch_is_each_row_greedy() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
-    samplers = [Sampler(SamplingParams(), vocab_size=50) for _ in range(4)]
-    assert sample_batch(samplers, logits) == [
-        sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)
-    ]
+    greedy = Sampler(SamplingParams(), vocab_size=50)
+    assert argmax_batch(logits) == [greedy.sample(row) for row in logits]
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf], ids=str)
+def test_a_greedy_choice_refuses_a_row_that_is_not_finite_and_no_other(worst: float) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
+    logits[1, 7] = worst
+    sampler = Sampler(SamplingParams(), vocab_size=50)
+    assert [token is None for token in argmax_batch(logits)] == [False, True, False]
+    with pytest.raises(RequestFailed):
+        sampler.sample(logits[1])
+
+
+def test_a_greedy_choice_refuses_a_row_without_any_finite_logit() -> None:
+    assert argmax_batch(torch.full((1, 5), -math.inf)) == [None]
 
 
 def test_logprobs_are_those_of_the_model() -> None:

@@ -59,8 +59,12 @@ class Work:
 
     @property
     def is_decode(self) -> bool:
-        """True when this is one token behind a known state, so that it can join the batch."""
-        return len(self.token_ids) == 1 and self.start > 0 and self.capture_to is None
+        """True when this is one token behind a known state, so that it can join the batch.
+
+        The batch draws a token for each of its rows, which a chunk of one token may not want.
+        """
+        is_one = self.samples and len(self.token_ids) == 1
+        return is_one and self.start > 0 and self.capture_to is None
 
     @property
     def end(self) -> int:

@@ -7,6 +7,7 @@ makes its own queue longer, by at most ``max_tokens`` events.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -27,6 +28,8 @@ from kvreg_service.engine.interface import (
     TokenReport,
 )
 from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
+
+_logger = logging.getLogger(__name__)
 
 AnswerEvent = GenerationEvent | KvregError
 
@@ -172,7 +175,11 @@ class Answer:
 
     def fail(self, error: KvregError) -> None:
         """Tell the reader that there will be no more."""
-        self.send_text()
+        try:
+            self.send_text()
+        except Exception:
+            # The reader must hear of the end, if of nothing else.
+            _logger.exception("the last text of a failed answer is lost")
         self._send(error)
         self.has_ended = True
 

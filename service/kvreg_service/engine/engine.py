@@ -25,6 +25,7 @@ from kvreg_service.core.errors import (
     EngineDown,
     InvalidRequest,
     KvregError,
+    contain,
 )
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId, SequenceId
@@ -332,8 +333,13 @@ class Engine:
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():
             answer = self._publisher.answers.get(request_id)
-            if answer is not None and answer.read_token(token, result.logprobs.get(request_id)):
-                result.stopped.add(request_id)
+            if answer is None:
+                continue
+            try:
+                if answer.read_token(token, result.logprobs.get(request_id)):
+                    result.stopped.add(request_id)
+            except Exception as error:  # noqa: BLE001 - contained to the request that is read
+                result.failed[request_id] = contain("reading a token", error)
 
 
 def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:

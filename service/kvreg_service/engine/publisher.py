@@ -12,7 +12,7 @@ from collections import defaultdict
 from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.tokenizer import Tokenizer
 from kvreg_service.core import events
-from kvreg_service.core.errors import KvregError
+from kvreg_service.core.errors import KvregError, contain
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.answer import Answer
@@ -68,7 +68,11 @@ class Publisher:
         Takes a while for long answers: called without the lock, on the step loop's thread.
         """
         for answer in self._finished:
-            self._remember_spelling(answer)
+            try:
+                self._remember_spelling(answer)
+            except Exception:
+                # Its echo is tokenised anew then, and may reuse less.
+                logger.exception("the spelling of an answer is not remembered")
         self._finished.clear()
 
     def publish(
@@ -95,9 +99,13 @@ class Publisher:
                     if self._tokenizer.is_added(event.token):
                         answer.send_text()
                 case events.Finished():
-                    answer = self._end(event)
-                    answer.finish(event)
-                    self._finished.append(answer)
+                    answer = self.answers[event.request_id]
+                    try:
+                        answer.finish(event)
+                        self._finished.append(answer)
+                    except Exception as error:  # noqa: BLE001 - contained to this answer
+                        answer.fail(contain("finishing an answer", error))
+                    self._end(event)
                 case events.ReuseFailed():
                     logger.warning(
                         "request %s could not reuse what was kept and is computed from nothing: %s",
@@ -112,9 +120,11 @@ class Publisher:
                         event.error,
                         exc_info=event.error.__cause__,
                     )
-                    self._end(event).fail(event.error)
+                    self.answers[event.request_id].fail(event.error)
+                    self._end(event)
                 case events.Cancelled():
-                    self._end(event).end_silently()
+                    self.answers[event.request_id].end_silently()
+                    self._end(event)
                 case events.Evicted():
                     for tally in self._tallies_of(event.tenant):
                         tally.evictions[event.reason.value] += 1
@@ -134,14 +144,14 @@ class Publisher:
                 case _:
                     logger.debug("%s", event)
 
-    def _end(self, event: events.Terminal) -> Answer:
+    def _end(self, event: events.Terminal) -> None:
+        """Forget a request whose reader has been told."""
         self._runner.forget(event.request_id)
         answer = self.answers.pop(event.request_id)
         for tally in self._tallies_of(answer.asked.tenant):
             tally.count_end(event, answer.admitted, len(answer.output_ids))
         if self._observers:
             self._observers.request_ended(answer.record(event))
-        return answer
 
     def _tell_of_moves(
         self, happened: list[events.Event], plan: StepPlan | None, result: StepResult | None

@@ -20,7 +20,7 @@ from kvreg_service.core.request import Request
 from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.hybrid import HybridModel
-from kvreg_service.model.sampling import Sampler, sample_batch, token_logprobs
+from kvreg_service.model.sampling import Sampler, argmax_batch, token_logprobs
 
 
 class Runner(Protocol):
@@ -119,18 +119,18 @@ class ModelRunner:
             )
             samplers = [self._samplers[one.request_id] for one in work]
             is_argmax = all(sampler.is_argmax for sampler in samplers)
-            tokens = sample_batch(samplers, logits) if is_argmax else None
+            tokens = argmax_batch(logits) if is_argmax else None
         except Exception as error:  # noqa: BLE001 - contained to the requests of this batch
             for one in work:
                 result.failed[one.request_id] = contain("decoding", error)
             return
         for i, one in enumerate(work):
-            if tokens is None:
+            token = tokens[i] if tokens is not None else None
+            # One that nothing could be chosen for is told so by its own sampler.
+            if token is None:
                 self._sample(one, logits[i], result)
-            elif samplers[i].num_logprobs is None:
-                result.sampled[one.request_id] = tokens[i]
             else:
-                self._report(one, logits[i], tokens[i], result)
+                self._report(one, logits[i], token, result)
 
     def _prefill(self, work: Work, result: StepResult) -> None:
         try:
@@ -161,5 +161,9 @@ class ModelRunner:
     def _report(self, work: Work, logits: Tensor, token: int, result: StepResult) -> None:
         num_logprobs = self._samplers[work.request_id].num_logprobs
         if num_logprobs is not None:
-            result.logprobs[work.request_id] = token_logprobs(logits, token, num_logprobs)
+            try:
+                result.logprobs[work.request_id] = token_logprobs(logits, token, num_logprobs)
+            except Exception as error:  # noqa: BLE001 - contained to the request that asked
+                result.failed[work.request_id] = contain("reporting", error)
+                return
         result.sampled[work.request_id] = token

@@ -8,13 +8,16 @@ runs beside it, because each sampler has its own generator and looks at its own 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from kvreg_service.core.errors import InvalidRequest, RequestFailed
 from kvreg_service.core.sampling_params import SamplingParams, TokenLogprobs
+
+_NOTHING_FINITE = "the model gave no finite logit to sample from"
 
 
 class Sampler:
@@ -76,13 +79,15 @@ class Sampler:
         Shapes: ``logits`` [V], float32 or float64; not changed.
 
         Raises:
-            RequestFailed: drawing, and the logits hold a NaN or no finite one. Greedy choice
-                does not look: the check would cost as much as the choice.
+            RequestFailed: the logits hold a NaN, or no token has a finite one.
         """
         if self._params.is_greedy:
             if not self.is_argmax:
                 logits = self._adjust(logits)
             token_id = int(logits.argmax())
+            # The largest of logits with a NaN is the NaN, so one look is enough.
+            if not math.isfinite(logits[token_id]):
+                raise RequestFailed(_NOTHING_FINITE)
         else:
             cumulative = self.distribution(logits).cumsum(0)
             draw = torch.rand((), generator=self._generator, dtype=torch.float64).item()
@@ -110,7 +115,7 @@ class Sampler:
         adjusted = self._adjust(logits).double()
         best = adjusted.max()
         if not torch.isfinite(best):
-            raise RequestFailed("the model gave no finite logit to sample from")
+            raise RequestFailed(_NOTHING_FINITE)
         if params.is_greedy:
             result = torch.zeros_like(adjusted)
             result[adjusted.argmax()] = 1.0
@@ -140,14 +145,18 @@ class Sampler:
         return logits
 
 
-def sample_batch(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
-    """One token for each of B requests; a single device call when all of them are plain greedy.
+def argmax_batch(logits: Tensor) -> list[int | None]:
+    """The token of the largest logit in each row; None where a row holds a NaN or nothing finite.
 
     Shapes: ``logits`` [B, V].
     """
-    if all(sampler.is_argmax for sampler in samplers):
-        return [int(token_id) for token_id in logits.argmax(-1).tolist()]
-    return [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
+    best = logits.max(-1)
+    is_finite = torch.isfinite(best.values).tolist()
+    token_ids = best.indices.tolist()
+    return [
+        int(token_id) if is_sound else None
+        for token_id, is_sound in zip(token_ids, is_finite, strict=True)
+    ]
 
 
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:

@@ -99,6 +99,18 @@ def test_what_the_oldest_leaves_of_a_chunk_goes_to_the_next(make_core):
     assert {work.request_id: len(work.token_ids) for work in plan.work} == {first: 20, second: 80}
 
 
+def test_a_chunk_of_one_token_in_the_middle_of_a_prompt_is_no_decode(make_core):
+    core = make_core(lanes=2, chunk_tokens=48)
+    core.run(range(90), boundary=84)
+    core.submit(range(500, 595))
+    core.now_s += 1
+    resumed = core.submit([*range(84), *range(900, 940)])
+    works = [work for plan in core.drain().steps for work in plan.work]
+    (lone,) = [w for w in works if w.request_id == resumed and (w.start, w.end) == (84, 85)]
+    assert not lone.samples
+    assert not lone.is_decode
+
+
 def test_one_request_is_brought_onto_a_lane_in_a_step(make_core):
     core = make_core(lanes=3)
     ids = [core.submit([number] * 40) for number in range(3)]
