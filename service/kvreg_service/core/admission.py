@@ -107,6 +107,8 @@ class AdmissionPlanner:
         capture_at = request.boundary if request.retain else None
         if capture_at is not None and not position < capture_at < request.prompt_tokens:
             capture_at = None
+        if resume is not None and displacement is not None and capture_at is not None:
+            displacement = self._leave_fork(resume, lane.require_sequence(), displacement)
         return AdmissionPlan(
             request=request,
             lane=lane.lane_id,
@@ -201,6 +203,24 @@ class AdmissionPlanner:
         }
         return own if len(own) >= quota.entries else None
 
+    def _leave_fork(
+        self, resume: Resume, displaced: Sequence, displacement: Displacement
+    ) -> Displacement:
+        """Leave a fork in its entry when another branch goes on from it.
+
+        That proves the fork, and speaks against the earlier branches: a prompt whose end changes
+        each time it is sent would otherwise push out the only state that serves it, by one dead
+        branch after the other.
+        """
+        if displacement.fate is not Fate.EXCHANGE or not _is_branch(displaced, resume.sequence):
+            return displacement
+        if not self._rules.policy.evicts_for_detach or displaced.is_pinned(self._now_s):
+            return displacement
+        empty = self._registry.empty_entries()
+        if empty and displaced.tenant not in self._quotas:
+            return Displacement(Fate.DETACH, empty[0])
+        return Displacement(Fate.DROP)
+
     def _choose_fork(
         self,
         request: Request,
@@ -238,7 +258,11 @@ class AdmissionPlanner:
             if entry != taken
             and one is not origin
             and (self._order.is_superseded(one) or one.family == origin.family)
-            and self._order.worth(one) < self._order.worth(origin)
+            and (
+                self._order.worth(one) < self._order.worth(origin)
+                # Another branch goes on from the fork, which speaks against the earlier ones.
+                or (capture_at is not None and _is_branch(one, origin))
+            )
             and (one.tenant == origin.tenant or not is_at_quota)
         }
         victim = self._order.first((one for _, one in replaceable.values()), origin.tenant)
@@ -260,3 +284,8 @@ class AdmissionPlanner:
         if entry is not None and displaced is not None:
             owners.append(displaced.tenant)
         return owners.count(origin.tenant) >= quota.entries
+
+
+def _is_branch(sequence: Sequence, fork: Sequence) -> bool:
+    """Whether ``sequence`` may have gone on from ``fork``, from which one has."""
+    return fork.superseded_by is not None and sequence.family == fork.family

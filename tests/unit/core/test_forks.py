@@ -195,3 +195,18 @@ def test_a_shared_page_is_taken_over_when_no_page_is_free_for_a_copy(make_core):
     assert outcome.cached == 200
     assert outcome.answer == make_core().run(tail, max_tokens=30).answer
     assert core.run(second, max_tokens=1).answer == make_core().run(second, max_tokens=1).answer
+
+
+@pytest.mark.parametrize("entries", [1, 2, 4])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_prompt_whose_end_changes_each_time_finds_its_stable_boundary_again(
+    make_core, entries, lanes
+):
+    core = make_core(lanes=lanes, entries=entries, num_pages=200)
+    first = core.run([*range(300), 1, 2], boundary=298)
+    history = [*range(300), 1, 2, *first.answer]
+    cached = [
+        core.run([*history[:298], 50, 60 + n, *range(700, 740)], boundary=330).cached
+        for n in range(8)
+    ]
+    assert cached == [298] * 8
