@@ -69,24 +69,30 @@ def demo(group: str | None, seed: int | None, as_json: bool) -> bool:
 
 
 def _serve_on(listener: socket.socket, settings: Settings) -> None:
+    from prometheus_client import CollectorRegistry
+
     from kvreg_service.api.app import create_app
     from kvreg_service.api.sampling_defaults import read_sampling_defaults
     from kvreg_service.api.server import DrainingServer, url_of
     from kvreg_service.composition import engine_options
     from kvreg_service.engine.build import build_engine, load_model
     from kvreg_service.load_progress import show_loading
+    from kvreg_service.telemetry.metrics import Metrics
 
     options = engine_options(settings)
     with show_loading(settings.model_id) as on_progress:
         loaded = load_model(options, on_progress)
-    engine, prompt_builder = build_engine(options, loaded)
+    metrics = Metrics(CollectorRegistry())
+    engine, prompt_builder = build_engine(options, loaded, observers=(metrics,))
     try:
+        metrics.watch(engine)
         app = create_app(
             engine,
             prompt_builder,
             settings,
             sampling_defaults=read_sampling_defaults(settings.model),
             vocab_size=loaded.config.vocab_size,
+            metrics=metrics,
         )
         server = DrainingServer(app, engine, drain_timeout_s=settings.drain_timeout_s)
         _logger.info("serving", extra={"fields": {"url": url_of(listener)}})

@@ -15,12 +15,15 @@ from kvreg_service.api.errors import install_error_handlers
 from kvreg_service.api.health_route import build_health_router
 from kvreg_service.api.messages_request import CountTokensRequest, MessagesRequest
 from kvreg_service.api.messages_route import build_messages_router
+from kvreg_service.api.metrics_route import build_metrics_router
 from kvreg_service.api.models_route import build_models_router
 from kvreg_service.api.openapi import install_openapi
+from kvreg_service.api.refusals import Refusals
 from kvreg_service.api.registry_route import PinRequest, build_registry_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings
+from kvreg_service.telemetry.metrics import Metrics
 from kvreg_service.tenants.directory import KeySource, TenantDirectory
 
 
@@ -32,11 +35,13 @@ def create_app(
     sampling_defaults: SamplingParams | None = None,
     vocab_size: int | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
     """Build the application around a started engine.
 
     ``sampling_defaults`` apply where a request says nothing (greedy when None), and ``vocab_size``
     limits the token ids of ``logit_bias``. ``keep_alive_s`` is how long a stream may be silent.
+    ``metrics`` are those that observe the engine; without them nobody is shown any.
 
     Effects: sets the quotas of the engine when keys are configured. Whoever made it closes it.
 
@@ -60,8 +65,9 @@ def create_app(
         version="1",
         description="OpenAI's chat completions and Anthropic's messages over kept sessions.",
     )
-    app.add_middleware(Authentication, directory=directory)
-    install_error_handlers(app)
+    note = Refusals(metrics).note
+    app.add_middleware(Authentication, directory=directory, note=note)
+    install_error_handlers(app, note)
     for build_router in (
         build_chat_router,
         build_messages_router,
@@ -71,6 +77,8 @@ def create_app(
         build_health_router,
     ):
         app.include_router(build_router(context))
+    if metrics is not None:
+        app.include_router(build_metrics_router(metrics))
     install_openapi(
         app,
         bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest, PinRequest),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvreg_service.api.errors import response_to
+from kvreg_service.api.errors import ErrorNote, response_to
 from kvreg_service.core.errors import Forbidden, KvregError, Unauthorized
 from kvreg_service.tenants.directory import TenantDirectory
 from kvreg_service.tenants.keyring import DEFAULT_TENANT, Tenant
@@ -37,9 +37,10 @@ _SCHEME = "bearer"
 class Authentication:
     """Middleware that notes the tenant of each request, or answers 401 or 403 in its place."""
 
-    def __init__(self, app: ASGIApp, directory: TenantDirectory) -> None:
+    def __init__(self, app: ASGIApp, directory: TenantDirectory, note: ErrorNote) -> None:
         self._app = app
         self._directory = directory
+        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -48,6 +49,7 @@ class Authentication:
             try:
                 request.state.tenant = self._authenticate(request)
             except KvregError as err:
+                self._note(request, err)
                 await response_to(err, request)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

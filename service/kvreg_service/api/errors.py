@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,11 @@ _DEFAULT_RETRY_AFTER_S = 1.0
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
+ErrorNote = Callable[[Request, Exception], None]
+"""Told of an error that becomes the answer to a request."""
+
+_Handler = Callable[[Request, Exception], Awaitable[Response]]
+
 
 def shape_of(error: errors.KvregError) -> ErrorShape:
     """Return the row of the nearest class that the table names."""
@@ -123,13 +128,19 @@ def messages_body_of(error: Exception) -> dict[str, Any]:
     return messages_error_body(message, status=shape.status, code=code, param=param)
 
 
+def code_of(error: Exception) -> str:
+    """Return the stable code of any failure but those of the framework."""
+    return error.code if isinstance(error, errors.KvregError) else "internal_error"
+
+
 def _described(error: Exception) -> tuple[str, ErrorShape, str, str | None]:
     """The message, the row, the code and the field of any failure."""
+    code = code_of(error)
     if isinstance(error, errors.KvregError):
         param = error.fields.get("param")
-        return error.message, shape_of(error), error.code, None if param is None else str(param)
+        return error.message, shape_of(error), code, None if param is None else str(param)
     message = f"the server failed on this request ({type(error).__name__}); the log says more"
-    return message, ErrorShape(500, _SERVER), "internal_error", None
+    return message, ErrorShape(500, _SERVER), code, None
 
 
 def is_of_messages_api(request: Request) -> bool:
@@ -156,13 +167,21 @@ def _body_for(request: Request, error: Exception) -> dict[str, Any]:
     return messages_body_of(error) if is_of_messages_api(request) else body_of(error)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Give every failure of the application the body of its API."""
-    app.add_exception_handler(errors.KvregError, _on_kvreg_error)
+def install_error_handlers(app: FastAPI, note: ErrorNote) -> None:
+    """Give every failure of the application the body of its API, and take note of ours."""
+    app.add_exception_handler(errors.KvregError, _noting(note, _on_kvreg_error))
     app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
-    app.add_exception_handler(Exception, _on_bug)
+    app.add_exception_handler(Exception, _noting(note, _on_bug))
+
+
+def _noting(note: ErrorNote, answer: _Handler) -> _Handler:
+    async def handler(request: Request, error: Exception) -> Response:
+        note(request, error)
+        return await answer(request, error)
+
+    return handler
 
 
 async def _on_kvreg_error(request: Request, error: Exception) -> Response:

@@ -1,0 +1,26 @@
+"""``GET /metrics``, for scrapers. Open to everybody: no number in it belongs to a tenant."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from kvreg_service.telemetry.exposition import Exposer
+from kvreg_service.telemetry.metrics import Metrics
+
+
+def build_metrics_router(metrics: Metrics) -> APIRouter:
+    """Build the route."""
+    router = APIRouter(tags=["health"])
+    exposer = Exposer(metrics.registry)
+
+    @router.get(
+        "/metrics",
+        summary="Metrics for Prometheus, as text or OpenMetrics",
+        response_class=PlainTextResponse,
+    )
+    async def get_metrics(request: Request) -> Response:
+        shown = exposer.expose(request.headers.get("accept", ""))
+        return Response(shown.content, headers={"Content-Type": shown.content_type})
+
+    return router

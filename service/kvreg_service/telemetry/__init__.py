@@ -1,0 +1,1 @@
+"""What an operator sees of a running engine: metrics, the request log, traces, a page."""

@@ -1,0 +1,109 @@
+"""What an engine is at the moment of a scrape: places, pages, slots, and whether it serves.
+
+Owns the gauges and their names. Nothing is remembered between two scrapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
+
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvreg_service.engine.interface import (
+    EffectiveProfile,
+    EngineProtocol,
+    EntryState,
+    LaneState,
+    PoolView,
+    RegistrySnapshot,
+)
+
+
+class EngineGauges(Collector):
+    """Reads one snapshot for each scrape, so that all gauges tell of the same moment."""
+
+    def __init__(self, engine: EngineProtocol, *, start_time_s: float) -> None:
+        self._engine = engine
+        self._start_time_s = start_time_s
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: whoever registers this need not take a snapshot for it."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all gauges."""
+        now = self._engine.snapshot()
+        yield from _places(now)
+        yield from _memory(now)
+        yield _gauge("queued_requests", "Accepted requests without a lane.", now.queued)
+        yield _gauge("running_requests", "Requests on a lane.", now.running)
+        yield _profile(now.profile)
+        yield _gauge(
+            "engine_start_time_seconds",
+            "When the engine was ready, since the epoch.",
+            self._start_time_s,
+        )
+        yield _gauge(
+            "engine_ready", "1 while a new request would be taken.", int(self._engine.is_ready)
+        )
+        yield _gauge("engine_draining", "1 once nothing new is taken.", int(now.is_draining))
+
+
+def _places(now: RegistrySnapshot) -> Iterator[Metric]:
+    kept = get_args(EntryState)
+    entries: Counter[str] = Counter(entry.state for entry in now.entries)
+    anchors: Counter[str] = Counter(anchor.state for anchor in now.anchors)
+    lanes: Counter[str] = Counter(lane.state for lane in now.lanes)
+    yield _states("registry_entries", "Registry entries.", entries, kept)
+    yield _gauge("registry_entries_limit", "Registry entries there are (R).", len(now.entries))
+    yield _states("anchors", "Anchor places.", anchors, kept)
+    yield _gauge("anchors_limit", "Anchor places there are.", len(now.anchors))
+    yield _states("lanes", "Lanes.", lanes, get_args(LaneState))
+    yield _gauge("lanes_limit", "Lanes there are (C).", len(now.lanes))
+
+
+def _memory(now: RegistrySnapshot) -> Iterator[Metric]:
+    yield _pages(now.pools)
+    limit = GaugeMetricFamily("kvreg_pages_limit", "KV pages there are.", labels=("pool",))
+    for pool in now.pools:
+        limit.add_metric((pool.name,), pool.total)
+    yield limit
+    slots = now.state_slots
+    values = {"free": slots.total - slots.used, "used": slots.used}
+    yield _states("state_slots", "State slots of the device.", values, tuple(values))
+
+
+def _pages(pools: Iterable[PoolView]) -> Metric:
+    family = GaugeMetricFamily("kvreg_pages", "KV pages.", labels=("pool", "state"))
+    for pool in pools:
+        family.add_metric((pool.name, "free"), pool.free)
+        family.add_metric((pool.name, "referenced"), pool.referenced)
+    return family
+
+
+def _profile(profile: EffectiveProfile) -> Metric:
+    return InfoMetricFamily(
+        "kvreg_profile",
+        "The profile that is really served.",
+        value={
+            "profile": profile.profile or "",
+            "profile_hash": profile.profile_hash,
+            "lanes": str(profile.lanes),
+            "entries": str(profile.entries),
+            "current_state": profile.current_state,
+        },
+    )
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"kvreg_{name}", text, value=value)
+
+
+def _states(name: str, text: str, values: Mapping[str, int], states: Iterable[str]) -> Metric:
+    family = GaugeMetricFamily(f"kvreg_{name}", text, labels=("state",))
+    for state in states:
+        family.add_metric((state,), values[state])
+    return family

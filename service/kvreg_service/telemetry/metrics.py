@@ -1,0 +1,323 @@
+"""Every metric that counts: what the events of the engine, the API and the telemetry itself move.
+
+Owns names, labels and buckets; docs/metrics.md says what they mean. What an engine *is* at a scrape
+is in `engine_gauges`. All children exist from the
+start, so that a rate of something that never happened is 0 and not absent. Nothing of a tenant, a
+session or a request is in a label. How the numbers are written is not decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from kvreg_service.core import errors, events
+from kvreg_service.core.events import Event, EvictionReason, ReusePath
+from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
+from kvreg_service.telemetry.engine_gauges import EngineGauges
+
+TAILS = ("user", "assistant", "tool", "system")
+LogLoss = Literal["write", "queue_full"]
+SpanResult = Literal["exported", "dropped"]
+
+FAILURES = (
+    errors.QueueTimeout,
+    errors.RequestFailed,
+    errors.OutOfPages,
+    errors.CurrentSlotDropped,
+    errors.InvariantBroken,
+)
+"""What a request can end with only after the engine has accepted it."""
+
+# Where a prompt's computation began, and where the state for it was.
+_NEVER_STARTED = ("none", "none")
+_WAYS = (
+    _NEVER_STARTED,
+    ("full_reset", "none"),
+    ("append_frontier", "none"),
+    ("append_frontier", "registry"),
+    ("restore_turn_checkpoint", "none"),
+    ("restore_turn_checkpoint", "registry"),
+    ("restore_response_checkpoint", "none"),
+    ("restore_response_checkpoint", "registry"),
+    ("restore_anchor", "anchor"),
+)
+_KINDS = {
+    ReusePath.APPEND_FRONTIER: "frontier",
+    ReusePath.RESTORE_TURN_CHECKPOINT: "turn_checkpoint",
+    ReusePath.RESTORE_RESPONSE_CHECKPOINT: "response_checkpoint",
+}
+_SOURCES = ("computed", "lane", "registry", "anchor", "host", "disk")
+
+_QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TTFT_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
+# A state of the smallest model is copied within microseconds, those of a 27B shape in a fraction
+# of a millisecond on the card, and in a hundred times that through a slow host.
+_MOVE_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+_GAP_S = (0.1, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
+_REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counts what the engine and the API tell it. Implements `engine.observer.Observer`.
+
+    Every callback only adds to children that were bound at the start. The engine calls one at a
+    time; what the log, the tracer and the API report may come from any thread.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._detached: events.Detached | None = None
+        self._bind_requests()
+        self._bind_moves()
+        self._bind_times()
+        self._bind_telemetry()
+
+    def watch(self, engine: EngineProtocol) -> None:
+        """Show the state of an engine from now on, as one snapshot for each scrape."""
+        self.registry.register(EngineGauges(engine, start_time_s=time.time()))
+
+    # From the engine.
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """Count an accepted request under everything that is known of it."""
+        self._settle_detach()
+        admission, outcome = record.admission, record.outcome
+        way = (admission.reuse_path, admission.attach) if admission else _NEVER_STARTED
+        self._requests[*way, record.tail, outcome].inc()
+        self._request_s[outcome].observe(_between(record.arrived_at_s, record.ended_at_s))
+        self._completion_tokens.inc(len(record.output_ids))
+        if record.error_code is not None:
+            self._failed[record.error_code].inc()
+        if admission is not None:
+            self._count_admission(record, admission)
+
+    def registry_changed(self, event: Event) -> None:
+        """Count what was moved, kept or given up."""
+        self._settle_detach(event)
+        match event:
+            case events.Detached():
+                self._detached = event
+            case events.Attached():
+                self._attaches["registry", _KINDS[event.path]].inc()
+            case events.Forked():
+                self._forks.inc()
+            case events.Evicted():
+                self._evictions[event.reason.value].inc()
+                self._evicted_bytes[event.reason.value].inc(event.held_bytes)
+                if event.reason is EvictionReason.DISPLACED:
+                    self._detaches["dropped"].inc()
+            case events.AnchorCaptured():
+                self._anchors_captured.inc()
+            case events.PinEnded():
+                self._pins_ended.inc()
+
+    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
+        """Count the time under each of what was done in it."""
+        self._settle_detach()
+        if is_attach:
+            self._attach_s.observe(seconds)
+        if is_detach:
+            self._detach_s.observe(seconds)
+
+    def token_followed(self, gap_s: float) -> None:
+        """Count the time between two tokens."""
+        self._inter_token_s.observe(gap_s)
+
+    # From the API, the request log and the tracer.
+
+    def request_refused(self, code: str) -> None:
+        """Count a call for an answer that the engine never accepted."""
+        self._refused[code].inc()
+
+    def log_line_written(self) -> None:
+        """Count a line of the request log."""
+        self._log_lines.inc()
+
+    def log_line_lost(self, reason: LogLoss) -> None:
+        """Count a line that the request log should have and does not."""
+        self._log_errors[reason].inc()
+
+    def spans_ended(self, result: SpanResult, count: int = 1) -> None:
+        """Count spans that have left the process, or never will."""
+        self._spans[result].inc(count)
+
+    def _count_admission(self, record: RequestRecord, admission: Admission) -> None:
+        cached, attach = admission.cached_tokens, admission.attach
+        self._prompt_tokens["computed"].inc(record.prompt_tokens - cached)
+        self._prompt_tokens["lane" if attach == "none" else attach].inc(cached)
+        self._regret_tokens.inc(admission.regret_tokens)
+        if attach == "anchor":
+            # An anchor stays where it is, so there is no event of its leaving.
+            self._attaches["anchor", "anchor"].inc()
+        if admission.gap_s is not None:
+            self._gap_s.observe(max(0.0, admission.gap_s))
+        if record.admitted_at_s is not None:
+            self._queue_s.observe(_between(record.arrived_at_s, record.admitted_at_s))
+        if record.first_token_at_s is not None:
+            waited_s = _between(record.arrived_at_s, record.first_token_at_s)
+            self._ttft_s[admission.reuse_path].observe(waited_s)
+
+    def _settle_detach(self, following: Event | None = None) -> None:
+        """Count the last detach once what follows it says whether it was half of an exchange."""
+        detached, self._detached = self._detached, None
+        if detached is None:
+            return
+        is_exchange = (
+            isinstance(following, events.Attached)
+            and following.is_exchange
+            and following.lane == detached.lane
+        )
+        self._detaches["exchange" if is_exchange else "entry"].inc()
+
+    # The definitions.
+
+    def _bind_requests(self) -> None:
+        requests = self._counter(
+            "requests_total",
+            "Accepted requests that have ended.",
+            ("reuse_path", "attach", "tail", "outcome"),
+        )
+        self._requests = {labels: requests.labels(*labels) for labels in _requests_that_occur()}
+        self._failed = self._counters(
+            "failed_requests_total",
+            "Accepted requests that failed, by the code of their error.",
+            "code",
+            _codes(),
+        )
+        self._refused = self._counters(
+            "refused_requests_total",
+            "Calls for an answer that were never accepted, by the code of their error.",
+            "code",
+            [*_codes(but=FAILURES), "internal_error"],
+        )
+        self._prompt_tokens = self._counters(
+            "prompt_tokens_total",
+            "Tokens of the prompts of requests that had a lane, by where they came from.",
+            "source",
+            _SOURCES,
+        )
+        self._completion_tokens = self._counter(
+            "completion_tokens_total", "Tokens sampled for requests that have ended."
+        )
+        self._regret_tokens = self._counter(
+            "current_state_regret_tokens_total",
+            "Prompt tokens computed again only because a current state was dropped.",
+        )
+        for name in ("drafted", "accepted"):
+            self._counter(f"mtp_{name}_tokens_total", f"Tokens that the draft head had {name}.")
+
+    def _bind_moves(self) -> None:
+        self._detaches = self._counters(
+            "detaches_total",
+            "Kept sequences that had to leave their lane, by what became of them.",
+            "result",
+            ("entry", "exchange", "dropped"),
+        )
+        attaches = self._counter(
+            "attaches_total",
+            "States brought to a lane from elsewhere, by where they were and what they were.",
+            ("from", "kind"),
+        )
+        pairs = [*(("registry", kind) for kind in _KINDS.values()), ("anchor", "anchor")]
+        self._attaches = {pair: attaches.labels(*pair) for pair in pairs}
+        self._forks = self._counter("forks_total", "Copies kept of sequences that went on.")
+        self._anchors_captured = self._counter("anchors_captured_total", "Heads kept as anchors.")
+        self._pins_ended = self._counter("pins_ended_total", "Pins that ended before their time.")
+        reasons = [reason.value for reason in EvictionReason]
+        self._evictions = self._counters(
+            "evictions_total", "Kept sequences that were given up.", "reason", reasons
+        )
+        self._evicted_bytes = self._counters(
+            "evicted_bytes_total", "Bytes of states and pages given up.", "reason", reasons
+        )
+
+    def _bind_times(self) -> None:
+        self._queue_s = self._histogram(
+            "queue_seconds", "From the arrival of a request to its lane.", _QUEUE_S
+        )
+        ttft = self._histogram(
+            "ttft_seconds",
+            "From the arrival of a request to its first token.",
+            _TTFT_S,
+            "reuse_path",
+        )
+        self._ttft_s = {path.value: ttft.labels(path.value) for path in ReusePath}
+        self._inter_token_s = self._histogram(
+            "inter_token_seconds", "Between two tokens of one answer.", _TOKEN_S
+        )
+        self._attach_s = self._histogram(
+            "attach_seconds", "Moving the states of an admission that attached.", _MOVE_S
+        )
+        self._detach_s = self._histogram(
+            "detach_seconds", "Moving the states of an admission that detached.", _MOVE_S
+        )
+        self._gap_s = self._histogram(
+            "reuse_gap_seconds", "How long what is reused was at rest.", _GAP_S
+        )
+        whole = self._histogram(
+            "request_seconds", "From the arrival of a request to its end.", _REQUEST_S, "outcome"
+        )
+        self._request_s = {outcome: whole.labels(outcome) for outcome in get_args(Outcome)}
+
+    def _bind_telemetry(self) -> None:
+        self._log_lines = self._counter(
+            "request_log_lines_total", "Lines that the request log has written."
+        )
+        self._log_errors = self._counters(
+            "request_log_errors_total",
+            "Lines that the request log has lost.",
+            "reason",
+            get_args(LogLoss),
+        )
+        self._spans = self._counters(
+            "trace_spans_total",
+            "Spans of traces, by what became of them.",
+            "result",
+            get_args(SpanResult),
+        )
+
+    def _counter(self, name: str, text: str, labels: Items[str] = ()) -> Counter:
+        return Counter(f"kvreg_{name}", text, labels, registry=self.registry)
+
+    def _counters(
+        self, name: str, text: str, label: str, values: Iterable[str]
+    ) -> dict[str, Counter]:
+        family = self._counter(name, text, (label,))
+        return {value: family.labels(value) for value in values}
+
+    def _histogram(self, name: str, text: str, buckets: Items[float], *labels: str) -> Histogram:
+        return Histogram(
+            f"kvreg_{name}", text, labels, registry=self.registry, buckets=tuple(buckets)
+        )
+
+
+def _requests_that_occur() -> Iterator[tuple[str, str, str, str]]:
+    for way in _WAYS:
+        for tail in TAILS:
+            for outcome in get_args(Outcome):
+                if way != _NEVER_STARTED or outcome != "finished":
+                    yield *way, tail, outcome
+
+
+def _codes(but: tuple[type[errors.KvregError], ...] = ()) -> list[str]:
+    """The codes of all errors of a running engine, but for some of them and their kinds."""
+    return [kind.code for kind in _kinds_of(errors.KvregError) if not issubclass(kind, but)]
+
+
+def _kinds_of(base: type[errors.KvregError]) -> Iterator[type[errors.KvregError]]:
+    yield base
+    for kind in base.__subclasses__():
+        if not issubclass(kind, errors.ConfigurationError):
+            yield from _kinds_of(kind)
+
+
+def _between(start_s: float, end_s: float) -> float:
+    # A step reads the clock before it takes in what arrived meanwhile; a sum must never shrink.
+    return max(0.0, end_s - start_s)
