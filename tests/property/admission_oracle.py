@@ -1,41 +1,43 @@
 """What an admission must do, by plain comparison of token lists. Shares no code with admission.
 
-It is given the state before and the events after, and knows neither digests nor plans. Only what a
-sequence is worth is asked of the policy: a formula that is tuned has no second opinion.
+It is given the state before and the events after, and knows neither digests nor plans.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from event_mirror import Mirror, Seen
+from event_mirror import Mirror
+from ranking import Profile, Ranking
+from seen import Seen
 
 from kvreg_service.core import events
 from kvreg_service.core.events import EvictionReason
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.ids import SequenceId
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.request import Request
-from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
-
-_NO_TOKENS = TokenLedger(Identity(b"epoch", "tenant"))
 
 
 @dataclass(frozen=True)
-class Profile:
-    lanes: int
-    entries: int
-    keep_current: bool
-    exchange: bool
-    value_policy: EvictionPolicy
+class _Change:
+    """An admission, and what it goes on from."""
+
+    admitted: events.Admitted
+    request: Request
+    origin: Seen | None
 
     @property
-    def is_cost(self) -> bool:
-        return self.value_policy.name == "cost"
+    def captures(self) -> bool:
+        boundary = self.request.boundary
+        cached, prompt = self.admitted.cached_tokens, self.request.prompt_tokens
+        return self.request.retain and boundary is not None and cached < boundary < prompt
 
-    def can_keep(self, seen: Seen) -> bool:
-        return seen.checkpoint is not None or (self.keep_current and seen.has_current)
+    def proves_a_fork_of(self, seen: Seen) -> bool:
+        """Whether it is another branch of a fork, which speaks against an earlier one."""
+        return (
+            self.captures
+            and self.origin is not None
+            and self.origin.superseded_by is not None
+            and self.origin.family == seen.family
+        )
 
 
 def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, list[str]]]:
@@ -58,43 +60,6 @@ def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, li
     return best, found
 
 
-class Ranking:
-    """The order in which kept sequences go, at one moment."""
-
-    def __init__(self, mirror: Mirror, profile: Profile, now_s: float) -> None:
-        self._alive = mirror.sequences
-        self._profile = profile
-        self._now_s = now_s
-
-    def is_superseded(self, seen: Seen) -> bool:
-        branch = self._alive.get(seen.superseded_by)
-        return branch is not None and branch.num_hits >= seen.num_hits + 2
-
-    def value(self, seen: Seen) -> float:
-        """What the policy says of a sequence like this; its formula has tests of its own."""
-        like = Sequence(
-            sequence_id=SequenceId(seen.sequence_id),
-            ledger=_NO_TOKENS,
-            created_s=0.0,
-            last_used_s=seen.last_used_s,
-            frontier=seen.frontier,
-            has_current=seen.has_current,
-            checkpoint=seen.checkpoint and Checkpoint(seen.checkpoint, CheckpointKind.TURN),
-            pages=list(range(seen.num_pages)),
-            num_hits=seen.num_hits,
-        )
-        return self._profile.value_policy.value(like, self._now_s)
-
-    def place(self, seen: Seen) -> tuple[bool, float, int]:
-        """Superseded forks go first, then the less valuable, then the older."""
-        weight = 0.25 if seen.superseded_by in self._alive else 1
-        return (not self.is_superseded(seen), weight * self.value(seen), seen.sequence_id)
-
-    def assert_first(self, victim: Seen, others: list[Seen]) -> None:
-        for other in others:
-            assert self.place(victim) <= self.place(other), f"{other} goes before {victim}"
-
-
 def check_admission(
     mirror: Mirror,
     profile: Profile,
@@ -114,8 +79,9 @@ def check_admission(
     origin = _check_reuse(admitted, kept, request)
     ranking = Ranking(mirror, profile, now_s)
     before = happened[:index]
-    taken = _check_displacement(mirror, profile, ranking, admitted, origin, before)
-    _check_fork(profile, ranking, admitted, origin, request, before, taken, kept, num_free_pages)
+    change = _Change(admitted, request, origin)
+    taken = _check_displacement(mirror, profile, ranking, change, before, now_s)
+    _check_fork(mirror, profile, ranking, change, taken, before, num_free_pages)
 
 
 def _check_reuse(admitted: events.Admitted, kept: list[Seen], request: Request) -> Seen | None:
@@ -129,24 +95,25 @@ def _check_reuse(admitted: events.Admitted, kept: list[Seen], request: Request) 
         shared = [_common(request, seen) for seen in kept if seen.tenant == tenant]
         assert admitted.diverged_at == max(shared, default=None)
         return None
-    assert admitted.sequence_id in found, "resumed from a sequence that does not match"
-    origin = next(seen for seen in kept if seen.sequence_id == admitted.sequence_id)
-    ways = found[origin.sequence_id]
     can_append = any("append" in kinds for kinds in found.values())
-    assert can_append == ("append" in ways), "ties go to append"
+    kept_there = [seen for seen in kept if seen.sequence_id in found]
     if can_append:
-        assert admitted.reuse_path.value == "append_frontier"
-    else:
-        assert admitted.reuse_path.value == f"{ways[0]}_checkpoint"
-    on_lanes = [
-        seen
-        for seen in kept
-        if seen.sequence_id in found
-        and seen.lane is not None
-        and can_append == ("append" in found[seen.sequence_id])
-    ]
-    assert (origin.lane is not None) == bool(on_lanes), "what is on a lane is used where it is"
-    assert admitted.attach.value == ("none" if on_lanes else "registry")
+        kept_there = [seen for seen in kept_there if "append" in found[seen.sequence_id]]
+    on_lanes = [seen for seen in kept_there if seen.lane is not None]
+    in_entries = [seen for seen in kept_there if seen.entry is not None]
+    # What is on a lane is used where it is, and an anchor only where nothing else is.
+    choice = on_lanes or in_entries or kept_there
+    attach = "none" if on_lanes else "registry" if in_entries else "anchor"
+    assert admitted.attach.value == attach
+    if attach == "anchor":
+        (origin,) = choice
+        assert admitted.sequence_id not in {seen.sequence_id for seen in kept}
+        assert admitted.reuse_path.value == "restore_anchor"
+        return origin
+    (origin,) = (seen for seen in choice if seen.sequence_id == admitted.sequence_id)
+    ways = found[origin.sequence_id]
+    path = "append_frontier" if can_append else f"{ways[0]}_checkpoint"
+    assert admitted.reuse_path.value == path
     return origin
 
 
@@ -163,98 +130,144 @@ def _check_displacement(
     mirror: Mirror,
     profile: Profile,
     ranking: Ranking,
-    admitted: events.Admitted,
-    origin: Seen | None,
+    change: _Change,
     before: list[events.Event],
+    now_s: float,
 ) -> int | None:
     """Return the entry that a displaced sequence took."""
+    admitted, origin = change.admitted, change.origin
     busy = {seen.lane for seen in mirror.running()}
     at_rest = {seen.lane: seen for seen in mirror.kept() if seen.lane is not None}
     assert admitted.lane not in busy
     displaced = at_rest.get(admitted.lane)
-    detached = [e for e in before if isinstance(e, events.Detached)]
-    dropped = _evictions(before, EvictionReason.DISPLACED)
+    detached = [(e.sequence_id, e.entry) for e in before if isinstance(e, events.Detached)]
+    dropped = [e.sequence_id for e in _evictions(before, EvictionReason.DISPLACED)]
     if origin is not None and origin.lane is not None:
         assert admitted.lane == origin.lane, "a sequence on a lane is continued there"
         displaced = None
-    empty_lanes = set(range(profile.lanes)) - busy - set(at_rest)
     if displaced is None:
         assert not detached
         assert not dropped
         return None
+    empty_lanes = set(range(profile.lanes)) - busy - set(at_rest)
     assert not empty_lanes, "a spare lane is used before a kept session is displaced"
-    ranking.assert_first(displaced, list(at_rest.values()))
+    assert displaced is min(at_rest.values(), key=ranking.place), "the least valuable has to move"
     entries = {seen.entry: seen for seen in mirror.kept() if seen.entry is not None}
-    empty = set(range(profile.entries)) - set(entries)
-    leaving = origin.entry if origin is not None else None
-    others = [seen for entry, seen in entries.items() if entry != leaving]
-    if dropped:
-        assert [e.sequence_id for e in dropped] == [displaced.sequence_id]
-        assert not detached
-        if profile.can_keep(displaced):
-            assert not empty, "an empty entry is used before anybody is dropped"
-            assert leaving is None or not profile.exchange
-            if profile.is_cost:
-                ranking.assert_first(displaced, others)
+    entry = _new_place(mirror, profile, ranking, displaced, change, entries, now_s)
+    if entry is None:
+        assert (dropped, detached) == ([displaced.sequence_id], [])
         return None
-    (event,) = detached
-    assert event.sequence_id == displaced.sequence_id
-    assert profile.can_keep(displaced)
-    if event.entry not in empty and event.entry != leaving:
-        assert profile.is_cost, "policy none evicts nobody for a displaced sequence"
-        assert not empty
-        victim = entries[event.entry]
-        ranking.assert_first(victim, [*others, displaced])
+    assert (dropped, detached) == ([], [(displaced.sequence_id, entry)])
+    victim = entries.get(entry)
+    if victim is not None and victim is not origin:
         assert victim.sequence_id in [
             e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED)
         ]
-    if event.entry == leaving:
-        assert profile.exchange
-    return event.entry
+    return entry
+
+
+def _new_place(
+    mirror: Mirror,
+    profile: Profile,
+    ranking: Ranking,
+    displaced: Seen,
+    change: _Change,
+    entries: dict[int, Seen],
+    now_s: float,
+) -> int | None:
+    """Return the entry that a displaced sequence has to go to, or None when it is to be dropped."""
+    if not profile.can_keep(displaced):
+        return None
+    quota = mirror.quotas.get(displaced.tenant)
+    origin, empty = change.origin, set(range(profile.entries)) - set(entries)
+    leaving = origin if origin is not None and origin.entry is not None else None
+    others = [seen for seen in entries.values() if seen is not leaving]
+    own = [seen for seen in others if seen.tenant == displaced.tenant]
+    must_stay = displaced.is_pinned(now_s)
+    if quota is not None and len(own) >= quota.entries:
+        others = own
+    else:
+        if leaving is not None and (profile.exchange or must_stay):
+            leaves_fork = profile.policy.evicts_for_detach and change.proves_a_fork_of(displaced)
+            if not leaves_fork or must_stay:
+                return leaving.entry
+            return min(empty) if empty and quota is None else None
+        if empty:
+            return min(empty)
+        if quota is not None:
+            must_stay = True
+            others = [seen for seen in others if seen.tenant != displaced.tenant] or others
+    victim = ranking.first(others, displaced.tenant)
+    if victim is None or not (must_stay or profile.policy.evicts_for_detach):
+        return None
+    is_worth_less = ranking.place(victim) < ranking.place(displaced)
+    return victim.entry if must_stay or is_worth_less else None
 
 
 def _check_fork(
+    mirror: Mirror,
     profile: Profile,
     ranking: Ranking,
-    admitted: events.Admitted,
-    origin: Seen | None,
-    request: Request,
-    before: list[events.Event],
+    change: _Change,
     taken: int | None,
-    kept: list[Seen],
+    before: list[events.Event],
     num_free_pages: int,
 ) -> None:
+    origin = change.origin
     forks = [e for e in before if isinstance(e, events.Forked)]
     evicted = [
         e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED) if e.entry != taken
     ]
-    captures = (
-        request.retain
-        and request.boundary is not None
-        and admitted.cached_tokens < request.boundary < request.prompt_tokens
-    )
-    loses = captures or not request.retain
-    if origin is None or not loses or not profile.is_cost or not profile.can_keep(origin):
+    if (
+        origin is None
+        or origin.anchor is not None
+        or not (change.captures or not change.request.retain)
+        or not profile.policy.evicts_for_detach
+        or not profile.can_keep(origin)
+    ):
         assert not forks, "a copy where nothing would have been lost"
         assert not evicted
         return
+    is_at_quota = _is_at_quota_beside(mirror, origin, taken, before)
     if forks:
         (fork,) = forks
         assert fork.origin_id == origin.sequence_id
-        victims = [seen for seen in kept if seen.sequence_id in evicted]
+        victims = [seen for seen in mirror.kept() if seen.sequence_id in evicted]
         assert len(victims) == len(evicted) <= 1
         for victim in victims:
             assert victim.entry == fork.entry
             assert ranking.is_superseded(victim) or victim.family == origin.family
-            assert ranking.value(victim) < ranking.value(origin)
+            is_worth_less = ranking.worth(victim) < ranking.worth(origin)
+            assert is_worth_less or change.proves_a_fork_of(victim)
+            assert ranking.may_take(victim, origin.tenant)
+        assert not is_at_quota or [seen.tenant for seen in victims] == [origin.tenant]
         return
     assert not evicted
-    has_pages = origin.num_pages - admitted.cached_tokens // 64 <= num_free_pages
-    entries = {seen.entry for seen in kept if seen.entry is not None}
+    has_pages = len(origin.pages) - change.admitted.cached_tokens // 64 <= num_free_pages
+    entries = {seen.entry for seen in mirror.kept() if seen.entry is not None}
     has_room = bool(set(range(profile.entries)) - entries - {taken}) or (
         origin.entry is not None and origin.entry != taken
     )
-    assert not (has_pages and has_room), "the position was lost although there was room for it"
+    assert is_at_quota or not (has_pages and has_room), "the position was lost for no reason"
+
+
+def _is_at_quota_beside(
+    mirror: Mirror, origin: Seen, taken: int | None, before: list[events.Event]
+) -> bool:
+    """Whether one more entry would be more than the quota of whoever goes on."""
+    quota = mirror.quotas.get(origin.tenant)
+    gone = [e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED)]
+    gone = [i for i in gone if mirror.sequences[i].entry == taken]
+    detached = [e.sequence_id for e in before if isinstance(e, events.Detached)]
+    own = [
+        seen
+        for seen in mirror.kept()
+        if seen.tenant == origin.tenant
+        and (seen.entry is not None or seen.sequence_id in detached)
+        and seen is not origin
+        and seen.sequence_id not in gone
+    ]
+    return quota is not None and len(own) >= quota.entries
 
 
 def _evictions(happened: list[events.Event], reason: EvictionReason) -> list[events.Evicted]:

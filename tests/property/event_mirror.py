@@ -1,97 +1,65 @@
 """What an observer knows who sees requests, steps and events, and nothing of the scheduler.
 
-Owns its own account of every running and kept sequence. Where it differs from the scheduler's,
-either the bookkeeping or the events are wrong.
+Owns its own account of every running and kept sequence and of the pages they share. Where it
+differs from the scheduler's, either the bookkeeping or the events are wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
+
+from seen import Seen
 
 from kvreg_service.core import events
-from kvreg_service.core.events import EvictionReason
+from kvreg_service.core.events import Attach, EvictionReason
+from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.step import StepPlan, StepResult
 
 
-@dataclass
-class Seen:
-    """One sequence, as plain values."""
-
-    sequence_id: int
-    tenant: str
-    tokens: list[int]
-    frontier: int
-    has_current: bool
-    checkpoint: int | None
-    checkpoint_kind: str | None
-    num_hits: int
-    last_used_s: float
-    lane: int | None
-    entry: int | None
-    request: Request | None
-    superseded_by: int | None
-    family: int
-
-    @property
-    def positions(self) -> dict[str, int]:
-        """Where it can be resumed, by kind."""
-        found = {"append": self.frontier} if self.has_current else {}
-        if self.checkpoint is not None:
-            found[f"restore_{self.checkpoint_kind}"] = self.checkpoint
-        return {kind: position for kind, position in found.items() if position > 0}
-
-    @property
-    def reusable(self) -> int:
-        return max(self.positions.values(), default=0)
-
-    @property
-    def num_pages(self) -> int:
-        """At rest it holds the pages of what is reusable, and no more."""
-        return (self.reusable + 63) // 64
-
-
-_PLANNED = (events.Forked, events.Detached, events.Admitted, events.Attached)
-_PLANNED_EVICTIONS = {
-    EvictionReason.ENTRY_NEEDED,
-    EvictionReason.PAGES_NEEDED,
-    EvictionReason.DISPLACED,
-    EvictionReason.REQUESTED,
-}
-
-
-def is_planned(event: events.Event) -> bool:
-    """Whether an event belongs to `schedule` rather than to what came of it."""
-    if isinstance(event, events.Evicted):
-        return event.reason in _PLANNED_EVICTIONS
-    return isinstance(event, _PLANNED)
-
-
 class Mirror:
-    """Every sequence, told by events. ``before_eviction`` is called while the victim is known."""
+    """Every sequence, told by events.
+
+    ``before_eviction`` is called while the victim is known, and ``after_change`` with the tenant of
+    whom something has come or gone.
+    """
 
     def __init__(
         self,
         keep_current: bool,
+        num_pages: int,
         before_eviction: Callable[[Seen, EvictionReason, float], None],
+        after_change: Callable[[str, float], None],
     ) -> None:
         self.keep_current = keep_current
+        self.num_pages = num_pages
+        self.quotas: dict[str, Quota] = {}
         self._before_eviction = before_eviction
+        self._after_change = after_change
         self.sequences: dict[int, Seen] = {}
+        self.queue: list[str] = []
         self.requests: dict[str, Request] = {}
         self.terminals: dict[str, events.Terminal] = {}
         self.outputs: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.cached: dict[str, int] = {}
+        self._page_numbers = count()
         self._new_fork: Seen | None = None
+        self._without_own_tail: Seen | None = None
+        self._changed_tenant: str | None = None
         self._stand_ins: dict[str, int] = {}
+        self._captured_s = 0.0
 
     def kept(self) -> list[Seen]:
         return [seen for seen in self.sequences.values() if seen.request is None]
 
     def running(self) -> list[Seen]:
         return [seen for seen in self.sequences.values() if seen.request is not None]
+
+    def anchors(self) -> list[Seen]:
+        return [seen for seen in self.sequences.values() if seen.anchor is not None]
 
     def of_request(self, request_id: str) -> Seen | None:
         for seen in self.running():
@@ -101,70 +69,141 @@ class Mirror:
 
     def submitted(self, request: Request) -> None:
         self.requests[request.request_id] = request
+        self.queue.append(request.request_id)
         self.outputs[request.request_id] = []
         self.computed[request.request_id] = 0
 
-    def apply_step(
+    # Pages.
+
+    def num_references(self, page: int) -> int:
+        return sum(page in seen.pages for seen in self.sequences.values())
+
+    def frees_any(self, seen: Seen) -> bool:
+        return any(self.num_references(page) == 1 for page in reversed(seen.pages))
+
+    @property
+    def num_free_pages(self) -> int:
+        held = {page for seen in self.sequences.values() for page in seen.pages}
+        return self.num_pages - len(held)
+
+    def _new_pages(self, number: int) -> list[int]:
+        return [next(self._page_numbers) for _ in range(number)]
+
+    def _give_own_tail(self) -> None:
+        """A page that somebody else holds is copied before it is written."""
+        seen, self._without_own_tail = self._without_own_tail, None
+        if seen is not None and seen.frontier % 64 and self.num_references(seen.pages[-1]) > 1:
+            seen.pages[-1:] = self._new_pages(1)
+
+    def _is_for_the_tail(self) -> bool:
+        """Whether a page is taken only so that a shared one can be copied."""
+        seen = self._without_own_tail
+        return (
+            seen is not None
+            and seen.frontier % 64 > 0
+            and self.num_references(seen.pages[-1]) > 1
+            and self.num_free_pages == 0
+        )
+
+    # Steps.
+
+    def end_pins(self, now_s: float) -> None:
+        """Pins that are over are forgotten, except where a request runs."""
+        for seen in self.kept():
+            if not seen.is_pinned(now_s):
+                seen.pinned_until_s = None
+
+    def apply_planned(self, happened: Iterable[events.Event], schedule_s: float) -> None:
+        """Take in what `schedule` did."""
+        for event in happened:
+            self.apply(event, schedule_s)
+        self.settle(schedule_s)
+
+    def apply_result(
         self,
         plan: StepPlan,
         result: StepResult,
-        happened: Iterable[events.Event],
+        happened: list[events.Event],
+        first_anchor_slot: int,
         schedule_s: float,
         commit_s: float,
     ) -> None:
-        happened = list(happened)
-        for event in happened:
-            if is_planned(event):
-                self.apply(event, schedule_s)
+        """Take in what was computed, and then what `commit` made of it."""
         for work in plan.work:
             seen = self.of_request(work.request_id)
             if seen is None or work.request_id in result.failed:
-                if seen is not None and work.capture_to is not None:
+                if seen is not None and (work.capture_to or first_anchor_slot) < first_anchor_slot:
                     seen.checkpoint = None
                 continue
             seen.frontier = work.end
+            seen.pages += self._new_pages((work.end + 63) // 64 - len(seen.pages))
             prompt_tokens = self.requests[work.request_id].prompt_tokens
             self.computed[work.request_id] += max(0, min(work.end, prompt_tokens) - work.start)
-        for event in happened:
-            if not is_planned(event):
-                self.apply(event, commit_s)
+        self._captured_s = schedule_s
+        for event in ends_first(happened):
+            self.apply(event, commit_s)
+        self.settle(commit_s)
+
+    def settle(self, now_s: float) -> None:
+        """Whoever has changed is done: what follows is about others."""
+        self._give_own_tail()
+        tenant, self._changed_tenant = self._changed_tenant, None
+        if tenant is not None:
+            self._after_change(tenant, now_s)
 
     def apply(self, event: events.Event, now_s: float) -> None:
+        is_consequence = isinstance(event, events.PinEnded) or (
+            isinstance(event, events.Evicted) and event.reason is EvictionReason.QUOTA
+        )
+        for_the_tail = (
+            isinstance(event, events.Evicted)
+            and event.reason is EvictionReason.PAGES_NEEDED
+            and self._is_for_the_tail()
+        )
+        if is_consequence:
+            self._give_own_tail()
+        elif not for_the_tail and not isinstance(event, events.Attached):
+            self.settle(now_s)
         match event:
             case events.Forked():
-                origin = self.sequences[event.origin_id]
-                self._new_fork = self.sequences[event.sequence_id] = replace(
-                    origin,
-                    sequence_id=event.sequence_id,
-                    tokens=list(origin.tokens),
-                    has_current=origin.has_current and self.keep_current,
-                    lane=None,
-                    entry=event.entry,
-                    superseded_by=event.origin_id,
-                )
+                self._forked(event, now_s)
             case events.Detached():
                 seen = self.sequences[event.sequence_id]
                 assert seen.lane == event.lane
                 seen.lane, seen.entry = None, event.entry
                 seen.has_current = seen.has_current and self.keep_current
+                seen.cut_pages(seen.reusable)
             case events.Admitted():
                 self._admitted(event, now_s)
             case events.ReuseFailed():
                 request = self.requests[event.request_id]
                 assert request.may_reuse, "only once is a request computed from nothing instead"
                 self.requests[event.request_id] = replace(request, may_reuse=False)
+                self.queue.insert(0, event.request_id)
                 self._new_fork = None
             case events.Attached():
                 assert self.sequences[event.sequence_id].lane == event.lane
             case events.Evicted():
-                self._before_eviction(self.sequences[event.sequence_id], event.reason, now_s)
-                seen = self.sequences.pop(event.sequence_id)
-                assert (seen.lane, seen.entry) == (event.lane, event.entry)
+                seen = self.sequences[event.sequence_id]
+                assert seen.tenant == event.tenant
+                self._before_eviction(seen, event.reason, now_s)
+                del self.sequences[event.sequence_id]
+                assert (seen.lane, seen.entry, seen.anchor) == (
+                    event.lane,
+                    event.entry,
+                    event.anchor,
+                )
             case events.CheckpointCaptured():
                 seen = self._running(event.request_id)
                 assert seen.frontier == event.position
                 seen.checkpoint = event.position
                 seen.checkpoint_kind = event.kind.value
+            case events.AnchorCaptured():
+                self._captured(event)
+            case events.PinEnded():
+                seen = self.sequences[event.sequence_id]
+                assert seen.is_pinned(now_s), "a pin ends that there was not"
+                seen.pinned_until_s = None
             case events.TokenSampled():
                 seen = self._running(event.request_id)
                 assert len(seen.tokens) == seen.frontier
@@ -180,58 +219,157 @@ class Mirror:
         assert seen is not None, f"request {request_id} is on no lane"
         return seen
 
+    def _forked(self, event: events.Forked, now_s: float) -> None:
+        origin = self.sequences[event.origin_id]
+        self._new_fork = self.sequences[event.sequence_id] = replace(
+            origin,
+            sequence_id=event.sequence_id,
+            tokens=list(origin.tokens),
+            created_s=now_s,
+            has_current=origin.has_current and self.keep_current,
+            lane=None,
+            entry=event.entry,
+            superseded_by=event.origin_id,
+            pinned_until_s=None,
+            is_lent=False,
+            pages=list(origin.pages),
+        )
+        self._new_fork.cut_pages(self._new_fork.reusable)
+
     def _admitted(self, event: events.Admitted, now_s: float) -> None:
         request = self.requests[event.request_id]
+        self.queue.remove(event.request_id)
         self.cached[event.request_id] = event.cached_tokens
         seen = self.sequences.get(event.sequence_id)
         if seen is None:
-            assert event.cached_tokens == 0, "something unknown was reused"
-            seen = Seen(
-                sequence_id=event.sequence_id,
-                tenant=request.prompt.identity.tenant,
-                tokens=[],
-                frontier=0,
-                has_current=True,
-                checkpoint=None,
-                checkpoint_kind=None,
-                num_hits=-1,
-                last_used_s=now_s,
-                lane=None,
-                entry=None,
-                request=None,
-                superseded_by=None,
-                family=event.sequence_id,
-            )
-            self.sequences[event.sequence_id] = seen
+            seen = self._begun(event, request, now_s)
+        else:
+            seen.num_hits += 1
         seen.tokens = list(request.prompt.tokens)
         seen.frontier = event.cached_tokens
+        seen.cut_pages(event.cached_tokens)
         seen.has_current = True
-        seen.num_hits += 1
+        seen.is_lent = False
         seen.last_used_s = now_s
+        if request.retain:
+            seen.priority = request.priority
         seen.lane, seen.entry = event.lane, None
         seen.request = request
         seen.superseded_by = None
-        if self._new_fork is not None and not request.retain:
-            self._new_fork.superseded_by = None
-            self._new_fork.last_used_s = now_s
-            self._stand_ins[event.request_id] = self._new_fork.sequence_id
-        self._new_fork = None
+        self._note_fork(seen, request, now_s)
+        self._without_own_tail = seen
+        self._changed_tenant = seen.tenant
+
+    def _begun(self, event: events.Admitted, request: Request, now_s: float) -> Seen:
+        """A new sequence, which has nothing but what an anchor gives it."""
+        seen = self.sequences[event.sequence_id] = Seen(
+            sequence_id=event.sequence_id,
+            tenant=request.tenant,
+            tokens=[],
+            frontier=0,
+            has_current=True,
+            checkpoint=None,
+            checkpoint_kind=None,
+            num_hits=0,
+            created_s=now_s,
+            last_used_s=now_s,
+            lane=None,
+            entry=None,
+            request=None,
+            superseded_by=None,
+            family=event.sequence_id,
+        )
+        assert (event.attach is Attach.ANCHOR) == (event.cached_tokens > 0), "reuse of the unknown"
+        if event.attach is Attach.ANCHOR:
+            head = list(request.prompt.tokens[: event.cached_tokens])
+            (anchor,) = (
+                one for one in self.anchors() if (one.tenant, one.tokens) == (request.tenant, head)
+            )
+            seen.pages = list(anchor.pages)
+            anchor.num_hits += 1
+            anchor.last_used_s = now_s
+        return seen
+
+    def _note_fork(self, seen: Seen, request: Request, now_s: float) -> None:
+        fork, self._new_fork = self._new_fork, None
+        if fork is None:
+            return
+        # Pages that the request may overwrite were copied.
+        first = seen.frontier // 64
+        fork.pages[first:] = self._new_pages(len(fork.pages) - first)
+        if not request.retain:
+            fork.superseded_by = None
+            fork.last_used_s = now_s
+            fork.pinned_until_s, seen.pinned_until_s = seen.pinned_until_s, None
+            self._stand_ins[request.request_id] = fork.sequence_id
+
+    def _captured(self, event: events.AnchorCaptured) -> None:
+        running = self._running(event.request_id)
+        assert running.frontier == event.position
+        assert event.position % 64 == 0
+        assert all(one.anchor != event.anchor for one in self.anchors())
+        self.sequences[event.sequence_id] = Seen(
+            sequence_id=event.sequence_id,
+            tenant=running.tenant,
+            tokens=running.tokens[: event.position],
+            frontier=event.position,
+            has_current=False,
+            checkpoint=event.position,
+            checkpoint_kind="anchor",
+            num_hits=0,
+            created_s=self._captured_s,
+            last_used_s=self._captured_s,
+            lane=None,
+            entry=None,
+            request=None,
+            superseded_by=None,
+            family=None,
+            anchor=event.anchor,
+            is_marked=event.is_marked,
+            pages=running.pages[: event.position // 64],
+        )
+        self._changed_tenant = running.tenant
 
     def _ended(self, event: events.Terminal, now_s: float) -> None:
         assert event.request_id not in self.terminals, f"{event.request_id} ended twice"
         self.terminals[event.request_id] = event
+        if event.request_id in self.queue:
+            self.queue.remove(event.request_id)
         seen = self.of_request(event.request_id)
         if seen is None:
             return
+        self._changed_tenant = seen.tenant
+        request = self.requests[event.request_id]
         stand_in = self.sequences.get(self._stand_ins.get(event.request_id))
         if stand_in is not None and stand_in.request is None:
             del self.sequences[seen.sequence_id]
             return
-        if isinstance(event, events.Failed) or not self.requests[event.request_id].retain:
+        if isinstance(event, events.Failed) or not request.retain:
             seen.frontier = seen.checkpoint or 0
             seen.has_current = False
         seen.request = None
         seen.last_used_s = now_s
+        if request.retain:
+            seen.expires_s = now_s + request.ttl_s if request.ttl_s is not None else None
         del seen.tokens[seen.frontier :]
+        seen.cut_pages(seen.reusable)
         if seen.reusable == 0:
             del self.sequences[seen.sequence_id]
+
+
+def ends_first(happened: list[events.Event]) -> Iterable[events.Event]:
+    """Yield ends before their consequences: what a tenant keeps beyond its quota is told first."""
+    consequences: list[events.Event] = []
+    for event in happened:
+        if isinstance(event, events.PinEnded) or (
+            isinstance(event, events.Evicted) and event.reason is EvictionReason.QUOTA
+        ):
+            consequences.append(event)
+            continue
+        if isinstance(event, events.Terminal):
+            yield event
+        yield from consequences
+        consequences.clear()
+        if not isinstance(event, events.Terminal):
+            yield event
+    yield from consequences

@@ -2,30 +2,42 @@
 
 The machine plays random traffic step by step. After every step the scheduler's bookkeeping is
 compared with the observer's, the runner's states and pages with both, every answer with that of a
-cold run, and every admission with the oracle.
+cold run, and every admission, eviction, anchor and pin with its oracle.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any
 
-from admission_oracle import Profile, Ranking, check_admission
+from admission_oracle import check_admission
+from anchor_oracle import AnchorOracle
 from conversations import Conversation, Prompt, user_turn, words
-from event_mirror import Mirror, Seen
+from event_mirror import Mirror, ends_first
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from ranking import Profile, Ranking
+from seen import Seen
+from share_oracle import ShareOracle
 from step_audit import StepAudit
 
 from kvreg_service.core import events
 from kvreg_service.core.admission import AdmissionRules
-from kvreg_service.core.errors import KvregError, NotFound, Overloaded, QueueTimeout
+from kvreg_service.core.errors import (
+    KvregError,
+    Overloaded,
+    PinRefused,
+    QueueTimeout,
+    SessionBusy,
+    SessionNotFound,
+)
 from kvreg_service.core.events import EvictionReason
 from kvreg_service.core.identity import Identity
-from kvreg_service.core.ids import EntryId, RequestId
+from kvreg_service.core.ids import AnchorId, RequestId, SequenceId
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.pages import PageState
-from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import Request
+from kvreg_service.core.policies import POLICY_NAMES, build_policy
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Head, Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import CheckpointKind
 from kvreg_service.core.slots import SlotLayout
@@ -43,6 +55,18 @@ THINK = st.sampled_from([0, 1, 4])
 MAX_TOKENS = st.sampled_from([1, 2, 7, 20, 10_000])
 USUALLY = st.sampled_from([True, True, True, True, False])
 TROUBLE = ["cancel", "fail moves", "fail work", "fail capture", "drop", "wait"]
+CARE = ["pin", "pin", "unpin", "quota", "no quota"]
+SYSTEM_TOKENS = (0, 70, 140)
+PLAIN: dict[str, Any] = {}
+# What a request may ask for besides an answer; most ask for nothing.
+EXTRAS = [
+    *[PLAIN] * 6,
+    {"ttl_s": 3.0},
+    {"ttl_s": 100.0, "priority": 1},
+    {"priority": -1},
+    {"priority": 2},
+    {"may_reuse": False},
+]
 UNTIL_IDLE = 1000
 # How many steps follow a request before anything else happens.
 THEN = st.sampled_from([UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, 3, 0])
@@ -60,41 +84,71 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         lanes=st.sampled_from([1, 1, 2, 3]),
         entries=st.sampled_from([0, 1, 1, 2, 2, 3, 3, 4, 4]),
+        anchors=st.integers(0, 2),
         keep=st.booleans(),
         exchange=USUALLY,
-        policy=st.sampled_from(["cost", "cost", "none"]),
+        policy=st.sampled_from(["cost", "cost", "cost", "cost", *POLICY_NAMES]),
         spare_pages=st.sampled_from([0, 2, 8, 30, 30]),
         chunk=st.sampled_from([16, 64, 100, 512]),
         queue_limit=st.sampled_from([2, 8]),
+        quota=st.sampled_from([None, None, 0, 1, 2]),
     )
-    def start(self, lanes, entries, keep, exchange, policy, spare_pages, chunk, queue_limit):
+    def start(
+        self,
+        lanes,
+        entries,
+        anchors,
+        keep,
+        exchange,
+        policy,
+        spare_pages,
+        chunk,
+        queue_limit,
+        quota,
+    ):
         keep = keep or entries == 0
         cost = CostModel(slot_bytes=1000, page_bytes=640)
-        value_policy = build_policy(policy, cost)
-        self.profile = Profile(lanes, entries, keep, exchange, value_policy)
-        self.layout = SlotLayout(lanes, entries, keep)
+        eviction = build_policy(policy, cost)
+        profile = Profile(lanes, entries, anchors, keep, exchange, eviction, MAX_CONTEXT)
+        self.profile = profile
+        self.layout = SlotLayout(lanes, entries, keep, anchors)
         self.num_pages = CONTEXT_PAGES + spare_pages
         limits = SchedulerLimits(
             self.layout, self.num_pages, MAX_CONTEXT, chunk, queue_limit, queue_timeout_s=60.0
         )
-        rules = AdmissionRules(value_policy, exchange)
-        self.scheduler = Scheduler(limits, rules, cost)
+        self.scheduler = Scheduler(limits, AdmissionRules(eviction, exchange), cost)
         self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
-        self.mirror = Mirror(keep, self._check_victim)
+        self.mirror = Mirror(keep, self.num_pages, self._check_victim, self._lend)
+        self.shares = ShareOracle(self.mirror, profile)
+        first_slot = self.layout.anchor(AnchorId(0)) if anchors else self.layout.num_slots
+        self.anchors = AnchorOracle(self.mirror, profile, first_slot)
+        self.first_anchor_slot = first_slot
         self.audit = StepAudit(self.scheduler, self.runner, self.mirror)
         self.clients = [
             Conversation(str(index), words("system", size))
-            for index, size in enumerate((0, 30, 70))
+            for index, size in enumerate(SYSTEM_TOKENS)
         ]
         self.waiting: dict[str, Conversation] = {}
         self.failing: set[str] = set()
         self.fails_next_moves = self.fails_next_capture = False
         self.now_s = 1000.0
+        # The third client is of the other tenant, and keeps its own then.
+        self.has_two_tenants = quota is not None
+        if quota is not None:
+            self.care("quota", quota)
 
     # What clients do.
 
     def submit(
-        self, prompt: Prompt, then: int, max_tokens=7, retain=True, tenant="mine", kind="turn"
+        self,
+        prompt: Prompt,
+        then: int,
+        max_tokens=7,
+        retain=True,
+        tenant="mine",
+        kind="turn",
+        heads=(),
+        extra=PLAIN,
     ):
         request = Request(
             request_id=RequestId(f"r{len(self.mirror.requests)}"),
@@ -105,6 +159,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             boundary=prompt.boundary,
             boundary_kind=CheckpointKind(kind),
             retain=retain,
+            heads=heads,
+            **extra,
         )
         if not 0 < request.prompt_tokens < MAX_CONTEXT:
             return None
@@ -120,11 +176,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run_steps(then)
         return request.request_id
 
-    def submit_main(self, client: Conversation, prompt: Prompt, then: int, **options) -> None:
+    def submit_main(self, which: int, prompt: Prompt, then: int, **options) -> None:
+        client = self.clients[which]
         self.waiting = {i: c for i, c in self.waiting.items() if c is not client}
         self.waiting[f"r{len(self.mirror.requests)}"] = client
-        if self.submit(prompt, then, **options) is None:
+        if self.submit_of(which, prompt, then, **options) is None:
             client.restart()
+
+    def submit_of(self, which: int, prompt: Prompt, then: int, **options) -> RequestId | None:
+        """Submit for one of the clients: its tenant, and the head that its system prompt is."""
+        heads = (Head(SYSTEM_TOKENS[which]),) if SYSTEM_TOKENS[which] else ()
+        return self.submit(prompt, then, tenant=self._tenant(which), heads=heads, **options)
+
+    def _tenant(self, which: int) -> str:
+        return "theirs" if which == 2 and self.has_two_tenants else "mine"
 
     @rule(
         which=CONVERSATIONS,
@@ -135,25 +200,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         bounded=USUALLY,
         retain=USUALLY,
         then=THEN,
+        extra=st.sampled_from(EXTRAS),
     )
-    def next_turns(self, which, count, num_words, think, max_tokens, bounded, retain, then):
+    def next_turns(self, which, count, num_words, think, max_tokens, bounded, retain, then, extra):
         client = self.clients[which]
         for _ in range(count):
             prompt = client.next_turn(num_words, think)
             if not bounded:
                 prompt = Prompt(prompt.tokens, None)
-            self.submit_main(client, prompt, then, max_tokens=max_tokens, retain=retain)
+            options = {"max_tokens": max_tokens, "retain": retain, "extra": extra}
+            self.submit_main(which, prompt, then, **options)
 
     @rule(which=CONVERSATIONS, back=st.integers(0, 2), num_words=NUM_WORDS, think=THINK, then=THEN)
     def edit_an_earlier_turn(self, which, back, num_words, think, then):
-        client = self.clients[which]
-        self.submit_main(client, client.edited(back, num_words, think), then)
+        self.submit_main(which, self.clients[which].edited(back, num_words, think), then)
 
     @rule(which=CONVERSATIONS, retain=USUALLY, max_tokens=MAX_TOKENS, then=THEN)
     def ask_the_same_again(self, which, retain, max_tokens, then):
         client = self.clients[which]
         if client.last is not None:
-            self.submit_main(client, client.last, then, retain=retain, max_tokens=max_tokens)
+            self.submit_main(which, client.last, then, retain=retain, max_tokens=max_tokens)
 
     @rule(
         which=CONVERSATIONS,
@@ -168,11 +234,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         if prompt is not None:
             if not bounded:
                 prompt = Prompt(prompt.tokens, None)
-            self.submit(prompt, then, max_tokens, retain, kind="response")
+            options = {"max_tokens": max_tokens, "retain": retain, "kind": "response"}
+            self.submit_of(which, prompt, then, **options)
 
     @rule(which=CONVERSATIONS, num_words=NUM_WORDS, think=THINK, retain=USUALLY, then=THEN)
     def side_request_on_the_history(self, which, num_words, think, retain, then):
-        self.submit(self.clients[which].postfix(num_words, think), then, retain=retain)
+        self.submit_of(which, self.clients[which].postfix(num_words, think), then, retain=retain)
+
+    @rule(
+        number=st.integers(0, 5),
+        system=st.sampled_from(["system", "system", "other", "third"]),
+        which=CONVERSATIONS,
+        marked=st.sampled_from([False, False, False, True]),
+        retain=USUALLY,
+        then=THEN,
+        extra=st.sampled_from(EXTRAS),
+    )
+    def begin_with_a_shared_head(self, number, system, which, marked, retain, then, extra):
+        """A sub-agent: a head that others have too, and a question of its own."""
+        prompt = user_turn(words(system, 140), words(("sub", number), 20), 1)
+        heads = (Head(70), Head(140, marked))
+        tenant = self._tenant(which)
+        self.submit(prompt, then, 2, retain, tenant, heads=heads, extra=extra)
 
     @rule(
         which=st.integers(0, 3),
@@ -211,11 +294,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.5, 30.0, 61.0, 900.0]),
     )
     def trouble(self, what, index, seconds):
-        """A client leaves, the next step on a request fails, an entry is dropped, time passes."""
+        """A client leaves, the next step on a request fails, something is dropped, time passes."""
         open_ids = [i for i in self.mirror.requests if i not in self.mirror.terminals]
         match what:
             case "drop":
-                self.take(self._drop(index % 4))
+                self.take(self._drop(index))
             case "wait":
                 self.now_s += seconds
             case "cancel" if open_ids:
@@ -229,10 +312,55 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _cancel(self, request_id: str) -> None:
         happened = self.scheduler.cancel(RequestId(request_id), self.now_s)
-        (event,) = happened
+        event = happened[-1]
         assert isinstance(event, events.Cancelled)
         assert event.completion_tokens == len(self.mirror.outputs[request_id])
         self.take(happened)
+
+    @rule(
+        what=st.sampled_from(CARE),
+        index=st.integers(0, 20),
+        seconds=st.sampled_from([2.0, 30.0, 500.0]),
+    )
+    def care(self, what, index, seconds=30.0):
+        """An operator pins something or lets it go, or gives the other tenant another quota."""
+        match what:
+            case "pin" if self.mirror.kept():
+                self._pin(self._pick(index), seconds)
+            case "unpin" if self.mirror.kept():
+                seen = self._pick(index)
+                self.scheduler.unpin(SequenceId(seen.sequence_id))
+                seen.pinned_until_s = None
+            case "quota" if self.has_two_tenants:
+                spare = self.num_pages - CONTEXT_PAGES
+                entries = min(index % 4, self.profile.entries)
+                pages = min((0, 3, 6, 12)[index % 4], spare)
+                self._set_quotas({"theirs": Quota(entries, pages, min(1, self.profile.anchors))})
+            case "no quota":
+                self._set_quotas({})
+
+    def _pick(self, index: int) -> Seen:
+        kept = sorted(self.mirror.kept(), key=lambda seen: seen.sequence_id)
+        return kept[index % len(kept)]
+
+    def _pin(self, seen: Seen, seconds: float) -> None:
+        may_pin = self.shares.may_pin(seen, self.now_s)
+        try:
+            self.scheduler.pin(SequenceId(seen.sequence_id), seconds, self.now_s)
+        except PinRefused:
+            assert not may_pin, "a pin that leaves enough was refused"
+            return
+        assert may_pin, "a pin leaves too little"
+        seen.pinned_until_s = self.now_s + seconds
+
+    def _set_quotas(self, quotas: dict[str, Quota]) -> None:
+        happened = self.scheduler.set_quotas(quotas, self.now_s)
+        self.mirror.quotas = quotas
+        for seen in self.mirror.kept():
+            seen.is_lent = False
+        self.take(happened)
+        for tenant in quotas:
+            self.shares.lend(tenant, self.now_s)
 
     # What the engine does.
 
@@ -267,23 +395,47 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def step(self, dropped: int | None = None) -> None:
         commit_s = self.now_s + 0.25
-        num_free_before = self.scheduler.holdings.pages.num_free
         plan = self.scheduler.schedule(self.now_s)
         num_free_after = self.scheduler.holdings.pages.num_free
+        num_planned = len(self.scheduler.holdings.events)
         self.audit.check_plan(plan)
         self._inject(plan)
         result = self.runner.execute(plan)
-        # An operator may drop an entry while the step is computed. The events of the plan on its
+        # An operator may drop something while the step is computed. The events of the plan on its
         # way are reported later, although they came first.
         dropped_then = [] if dropped is None else self._drop(dropped)
-        happened = self.scheduler.commit(plan, result, commit_s) + dropped_then
-        check_admission(self.mirror, self.profile, happened, num_free_before, self.now_s)
-        self._check_page_evictions(happened, num_free_after)
+        happened = self.scheduler.commit(plan, result, commit_s)
+        self._check_planned(plan, happened[:num_planned], num_free_after)
         self._check_failures(happened, result.failed)
-        self.mirror.apply_step(plan, result, happened, self.now_s, commit_s)
+        self.take(dropped_then)
+        self.mirror.apply_result(
+            plan, result, happened[num_planned:], self.first_anchor_slot, self.now_s, commit_s
+        )
         self.now_s = commit_s
         self._check_outputs(happened)
-        self.audit.check_bookkeeping()
+        self.audit.check_bookkeeping(commit_s)
+        self.shares.check(commit_s)
+
+    def _check_planned(
+        self, plan: StepPlan, happened: list[events.Event], num_free_after: int
+    ) -> None:
+        """Follow what `schedule` did, and ask at each point whether it had to."""
+        self.mirror.end_pins(self.now_s)
+        first = next((i for i, e in enumerate(happened) if not _is_over(e)), len(happened))
+        self.mirror.apply_planned(happened[:first], self.now_s)
+        for seen in self.mirror.kept():
+            assert not self._is_expired(seen), "it is kept beyond its time"
+        happened = happened[first:]
+        admitted = [e.request_id for e in happened if isinstance(e, events.Admitted)]
+        next_request = self.shares.next_request(self.now_s)
+        assert admitted == ([next_request] if next_request is not None else [])
+        num_free = self.mirror.num_free_pages
+        check_admission(self.mirror, self.profile, happened, num_free, self.now_s)
+        self._check_page_evictions(happened, num_free_after)
+        self.anchors.note_admission(happened)
+        self.anchors.begin_step(plan)
+        self.mirror.apply_planned(happened, self.now_s)
+        self.anchors.check_plan(plan, happened, self.now_s)
 
     def _inject(self, plan: StepPlan) -> None:
         failing = self.failing & {work.request_id for work in plan.work}
@@ -299,33 +451,53 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.runner.fail_next = {RequestId(i): KvregError("injected") for i in failing}
 
     def take(self, happened: list[events.Event]) -> None:
-        for event in happened:
+        for event in ends_first(happened):
             self.mirror.apply(event, self.now_s)
+        self.mirror.settle(self.now_s)
 
     def _drop(self, index: int) -> list[events.Event]:
+        if not self.mirror.kept():
+            return []
+        seen = self._pick(index)
         try:
-            return self.scheduler.drop_entry(EntryId(index))
-        except NotFound:
+            return self.scheduler.drop_sequence(SequenceId(seen.sequence_id), seen.tenant)
+        except (SessionBusy, SessionNotFound):
+            # The step on its way has just taken it.
             return []
 
     # What must hold.
 
+    def _lend(self, tenant: str, now_s: float) -> None:
+        self.shares.lend(tenant, now_s)
+
+    def _is_expired(self, seen: Seen) -> bool:
+        is_over = seen.expires_s is not None and seen.expires_s <= self.now_s
+        return is_over and not seen.is_pinned(self.now_s)
+
     def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
-        if reason is EvictionReason.PAGES_NEEDED:
-            ranking = Ranking(self.mirror, self.profile, now_s)
-            # One that shares its pages with a relative may free none, and stays while others do.
-            families = Counter(seen.family for seen in self.mirror.sequences.values())
-            alone = [seen for seen in self.mirror.kept() if families[seen.family] == 1]
-            ranking.assert_first(victim, alone)
+        if reason not in (EvictionReason.REQUESTED, EvictionReason.FAILED):
+            assert not victim.is_pinned(now_s), "what is pinned was given up"
+        match reason:
+            case EvictionReason.PAGES_NEEDED:
+                assert victim in self._first_for_pages(now_s)
+            case EvictionReason.EXPIRED:
+                assert self._is_expired(victim)
+            case EvictionReason.QUOTA:
+                assert self.shares.is_over(victim.tenant)
+            case EvictionReason.ANCHOR_NEEDED:
+                self.anchors.check_victim(victim, now_s)
+
+    def _first_for_pages(self, now_s: float) -> list[Seen | None]:
+        """Who goes first for pages of any tenant that runs: who frees any, before all others."""
+        ranking, kept = Ranking(self.mirror, self.profile, now_s), self.mirror.kept()
+        freeing = [seen for seen in kept if self.mirror.frees_any(seen)]
+        tenants = {seen.tenant for seen in self.mirror.running()}
+        return [ranking.first(freeing, one) or ranking.first(kept, one) for one in tenants]
 
     def _check_page_evictions(self, happened: list[events.Event], num_free_after: int) -> None:
         """No more is taken from kept sequences than is needed."""
-        taken = [
-            e
-            for e in happened
-            if isinstance(e, events.Evicted) and e.reason is EvictionReason.PAGES_NEEDED
-        ]
-        if taken:
+        taken = [e for e in happened if isinstance(e, events.Evicted)]
+        if taken and taken[-1].reason is EvictionReason.PAGES_NEEDED:
             assert num_free_after < max(1, (taken[-1].tokens + 63) // 64)
 
     def _check_failures(self, happened, injected) -> None:
@@ -364,11 +536,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.drain()
         assert set(self.mirror.terminals) == set(self.mirror.requests)
-        placement = self.scheduler.holdings
-        for entry, _ in list(placement.registry):
-            self.take(self.scheduler.drop_entry(entry))
-        for lane in placement.lanes:
-            if lane.sequence is not None:
-                placement.give_up_lane(lane, EvictionReason.REQUESTED)
-        self.scheduler.check_invariants()
-        assert placement.pages.count()[PageState.FREE] == self.num_pages
+        for seen in self.mirror.kept():
+            self.take(self.scheduler.drop_sequence(SequenceId(seen.sequence_id)))
+        self.scheduler.check_invariants(self.now_s)
+        assert not self.mirror.sequences
+        assert self.scheduler.holdings.pages.count()[PageState.FREE] == self.num_pages
+
+
+def _is_over(event: events.Event) -> bool:
+    """Whether a step begins with it: what has expired, and who has waited too long."""
+    if isinstance(event, events.Evicted):
+        return event.reason is EvictionReason.EXPIRED
+    return isinstance(event, events.Failed)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from event_mirror import Mirror
 
-from kvreg_service.core.ids import EntryId, LaneId
+from kvreg_service.core.ids import AnchorId, EntryId, LaneId
 from kvreg_service.core.pages import PageState
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.step import StepPlan
 from kvreg_service.fake_runner import FakeRunner
+
+Place = tuple[Sequence, LaneId | None, EntryId | None, AnchorId | None]
 
 
 class StepAudit:
@@ -48,48 +50,80 @@ class StepAudit:
         num_prefill = sum(len(work.token_ids) for work in plan.work if work.lane not in decoding)
         assert num_prefill <= self._scheduler.limits.prefill_chunk_tokens
 
-    def check_bookkeeping(self) -> None:
+    def check_bookkeeping(self, now_s: float) -> None:
         """Every sequence is what and where the events said, and its states and pages are sound."""
-        self._scheduler.check_invariants()
-        placement = self._scheduler.holdings
-        places = [(lane.sequence, lane.lane_id, None) for lane in placement.lanes if lane.sequence]
-        places += [(sequence, None, entry) for entry, sequence in placement.registry]
+        self._scheduler.check_invariants(now_s)
+        holdings = self._scheduler.holdings
+        places: list[Place] = [
+            (lane.sequence, lane.lane_id, None, None) for lane in holdings.lanes if lane.sequence
+        ]
+        places += [(sequence, None, entry, None) for entry, sequence in holdings.registry]
+        places += [(one.sequence, None, None, one.anchor_id) for one in holdings.anchors]
         slots: list[int] = []
-        for sequence, lane, entry in places:
-            self._check_sequence(sequence, lane, entry)
-            slots += self._check_states(sequence, lane, entry)
-        ids = [sequence.sequence_id for sequence, _, _ in places]
+        for place in places:
+            self._check_sequence(*place)
+            slots += self._check_states(*place)
+        ids = [place[0].sequence_id for place in places]
         assert sorted(ids) == sorted(self._mirror.sequences)
         assert len(set(slots)) == len(slots), "two sequences own one state slot"
+        self._check_pages([place[0] for place in places])
+
+    def _check_pages(self, sequences: list[Sequence]) -> None:
+        """Pages are shared exactly where the observer says so."""
+        pairs = {
+            pair
+            for sequence in sequences
+            for pair in zip(
+                self._mirror.sequences[sequence.sequence_id].pages, sequence.pages, strict=True
+            )
+        }
+        assert len({ours for ours, _ in pairs}) == len({page for _, page in pairs}) == len(pairs)
 
     def _check_sequence(
-        self, sequence: Sequence, lane: LaneId | None, entry: EntryId | None
+        self,
+        sequence: Sequence,
+        lane: LaneId | None,
+        entry: EntryId | None,
+        anchor: AnchorId | None,
     ) -> None:
         seen = self._mirror.sequences[sequence.sequence_id]
         checkpoint = sequence.checkpoint
-        assert (seen.lane, seen.entry) == (lane, entry)
+        assert (seen.lane, seen.entry, seen.anchor) == (lane, entry, anchor)
+        assert seen.tenant == sequence.tenant
         assert seen.tokens == list(sequence.ledger.tokens)
         assert seen.frontier == sequence.frontier
         assert seen.has_current == sequence.has_current
         assert seen.checkpoint == (checkpoint.position if checkpoint else None)
         assert seen.num_hits == sequence.num_hits
         assert seen.last_used_s == sequence.last_used_s
+        assert seen.created_s == sequence.created_s
+        assert seen.pinned_until_s == sequence.pinned_until_s
         if seen.request is None:
-            assert len(sequence.pages) == seen.num_pages, "it holds more pages than it can use"
+            assert len(sequence.pages) == (seen.reusable + 63) // 64
+            assert (seen.expires_s, seen.priority) == (sequence.expires_s, sequence.priority)
+            if seen.tenant in self._mirror.quotas:
+                assert seen.is_lent == sequence.is_lent
             return
         pages = self._scheduler.holdings.pages
         for page in sequence.pages[: seen.frontier // 64]:
             assert pages.state(page) is PageState.SEALED, "a full page is open"
 
     def _check_states(
-        self, sequence: Sequence, lane: LaneId | None, entry: EntryId | None
+        self,
+        sequence: Sequence,
+        lane: LaneId | None,
+        entry: EntryId | None,
+        anchor: AnchorId | None,
     ) -> list[int]:
         """Return the slots that are the sequence's own."""
         layout, tokens, owned = self._layout, tuple(sequence.ledger.tokens), {}
+        if anchor is not None:
+            owned[layout.anchor(anchor)] = len(tokens)
+            assert not sequence.has_current
         if sequence.has_current:
             slot = layout.entry_current(entry) if lane is None else layout.lane_current(lane)
             owned[slot] = sequence.frontier
-        if sequence.checkpoint:
+        if sequence.checkpoint and anchor is None:
             slot = layout.entry_checkpoint(entry) if lane is None else layout.lane_checkpoint(lane)
             owned[slot] = sequence.checkpoint.position
         for slot, position in owned.items():

@@ -7,7 +7,9 @@ from random import Random
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from scheduler_machine import MAX_CONTEXT, TROUBLE, UNTIL_IDLE, SchedulerMachine
+from scheduler_machine import CARE, EXTRAS, MAX_CONTEXT, TROUBLE, UNTIL_IDLE, SchedulerMachine
+
+from kvreg_service.core.policies import POLICY_NAMES
 
 
 def test_any_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept():
@@ -25,12 +27,14 @@ def test_long_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept(seed):
     machine.start(
         lanes=rng.choice([1, 1, 2, 3]),
         entries=rng.choice([0, 1, 2, 3, 4, 4]),
+        anchors=rng.choice([0, 1, 2]),
         keep=rng.random() < 0.5,
         exchange=rng.random() < 0.7,
-        policy=rng.choice(["cost", "cost", "cost", "none"]),
+        policy=rng.choice([*["cost"] * 6, *POLICY_NAMES]),
         spare_pages=rng.choice([0, 4, 12, 30, 30]),
         chunk=rng.choice([16, 64, 100, 512]),
         queue_limit=rng.choice([2, 8]),
+        quota=rng.choice([None, None, 1, 2, 3]),
     )
     which = 0
     for _ in range(150):
@@ -48,20 +52,31 @@ def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
     num_words = rng.choice([1, 3, 20, 40, 62, 63, 64, 65])
     think = rng.choice([0, 1, 4])
     max_tokens = rng.choice([1, 2, 7, 20, 70, 10_000])
+    extra = rng.choice(EXTRAS)
     actions = {
         "turn": 30,
         "side": 4,
+        "sub-agent": 9,
         "postfix": 8,
         "same": 13,
         "continue": 17,
         "edit": 5,
         "almost": 5,
         "trouble": 8,
+        "care": 5,
         "steps": 10,
     }
     match rng.choices(list(actions), list(actions.values()))[0]:
         case "turn":
-            machine.next_turns(which, 1, num_words, think, max_tokens, usually(), usually(), then)
+            machine.next_turns(
+                which, 1, num_words, think, max_tokens, usually(), usually(), then, extra
+            )
+        case "sub-agent":
+            system = rng.choice(["system", "system", "other", "third"])
+            number, marked = rng.randrange(6), rng.random() < 0.2
+            machine.begin_with_a_shared_head(number, system, which, marked, usually(), then, extra)
+        case "care":
+            machine.care(rng.choice(CARE), rng.randrange(20), rng.choice([2.0, 30.0, 500.0]))
         case "side":
             size = rng.choice([20, 150])
             machine.unrelated_side_request(rng.randrange(4), size, max_tokens, usually(), then)

@@ -1,0 +1,148 @@
+"""Which heads become anchors and whose places they take, by plain comparison of token lists."""
+
+from __future__ import annotations
+
+from event_mirror import Mirror
+from ranking import Profile, Ranking
+from seen import Seen
+
+from kvreg_service.core import events
+from kvreg_service.core.request import Request
+from kvreg_service.core.step import StepPlan, Work
+
+
+class AnchorOracle:
+    """Watches one mirror. ``first_slot`` is the first of the slots of anchors."""
+
+    def __init__(self, mirror: Mirror, profile: Profile, first_slot: int) -> None:
+        self._mirror = mirror
+        self._profile = profile
+        self._first_slot = first_slot
+        self._times_seen: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._heads: dict[str, dict[int, bool]] = {}
+        """By request: where the heads end that it computes, and whether they are marked."""
+        self._plan = StepPlan()
+
+    def note_admission(self, happened: list[events.Event]) -> None:
+        """A conversation that computes a head shows it once. The mirror is as before."""
+        for event in happened:
+            if isinstance(event, events.Admitted):
+                request = self._mirror.requests[event.request_id]
+                heads = self._heads_on_the_way(request, event.cached_tokens)
+                self._heads[event.request_id] = heads
+                for end in heads if request.may_reuse else ():
+                    key = request.tenant, tuple(request.prompt.tokens[:end])
+                    self._times_seen[key] = self._times_seen.get(key, 0) + 1
+
+    def _heads_on_the_way(self, request: Request, position: int) -> dict[int, bool]:
+        found: dict[int, bool] = {}
+        if not request.retain or not self._profile.anchors:
+            return found
+        for head in request.heads:
+            end = head.num_tokens - head.num_tokens % 64
+            if position < end < request.prompt_tokens and not self._find(request, end):
+                found[end] = found.get(end, False) or head.is_marked
+        return found
+
+    def _find(self, request: Request, end: int) -> Seen | None:
+        head = list(request.prompt.tokens[:end])
+        for seen in self._mirror.anchors():
+            if (seen.tenant, seen.tokens) == (request.tenant, head):
+                return seen
+        return None
+
+    # Who gets a place.
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """The evictions that follow are those of this plan."""
+        self._plan = plan
+
+    def check_victim(self, victim: Seen, now_s: float) -> None:
+        """An anchor is replaced by a head that is worth more and does not only show up once."""
+        (work,) = (w for w in self._plan.work if self._place_of(w) == victim.anchor)
+        place = self._choose(work, now_s)
+        assert place is victim, f"{place} goes before {victim}"
+
+    def check_plan(self, plan: StepPlan, happened: list[events.Event], now_s: float) -> None:
+        """Every head that is worth a place gets one. The mirror is as `schedule` left it."""
+        lost = any(isinstance(e, events.Evicted) and e.anchor is not None for e in happened)
+        for work in plan.work:
+            place, heads = self._place_of(work), self._heads[work.request_id]
+            assert not any(work.start < end < work.end for end in heads), "it runs over a head"
+            if place is not None:
+                assert work.end in heads, "a state is copied in the middle of nothing"
+                assert all(seen.anchor != place for seen in self._mirror.anchors())
+            elif self._may_capture(work) and not lost:
+                assert self._choose(work, now_s) is None, "a head was not kept"
+
+    def _place_of(self, work: Work) -> int | None:
+        if work.capture_to is None or work.capture_to < self._first_slot:
+            return None
+        return work.capture_to - self._first_slot
+
+    def _may_capture(self, work: Work) -> bool:
+        request = self._mirror.requests[work.request_id]
+        is_boundary = request.retain and request.boundary == work.end
+        if (
+            is_boundary
+            or work.end not in self._heads[work.request_id]
+            or self._find(request, work.end)
+        ):
+            return False
+        head = work.end, list(request.prompt.tokens[: work.end])
+        others = [self._mirror.requests[one.request_id] for one in self._captured_before(work)]
+        return all(
+            (other.tenant, list(other.prompt.tokens[: work.end])) != (request.tenant, head[1])
+            for other in others
+        )
+
+    def _captured_before(self, work: Work) -> list[Work]:
+        before = self._plan.work[: self._plan.work.index(work)]
+        return [one for one in before if self._place_of(one) is not None]
+
+    def _choose(self, work: Work, now_s: float) -> Seen | bool | None:
+        """Whom the head replaces; True for an empty place, None when it gets none."""
+        request = self._mirror.requests[work.request_id]
+        tenant, head = request.tenant, tuple(request.prompt.tokens[: work.end])
+        anchors, before = self._mirror.anchors(), self._captured_before(work)
+        own = [seen for seen in anchors if seen.tenant == tenant]
+        own_before = [w for w in before if self._mirror.requests[w.request_id].tenant == tenant]
+        quota = self._mirror.quotas.get(tenant)
+        is_at_quota = quota is not None and len(own) + len(own_before) >= quota.anchors
+        if not is_at_quota and len(anchors) + len(before) < self._profile.anchors:
+            return True
+        is_wanted = (
+            self._heads[work.request_id][work.end] or self._times_seen.get((tenant, head), 0) > 1
+        )
+        is_within_quota = quota is not None and not is_at_quota
+        rivals = [
+            seen
+            for seen in (own if is_at_quota else anchors)
+            if is_wanted or is_within_quota or not (seen.is_marked or seen.num_hits)
+        ]
+        if is_within_quota:
+            rivals = [seen for seen in rivals if seen.tenant != tenant]
+        ranking = Ranking(self._mirror, self._profile, now_s)
+        loser = ranking.first(rivals, tenant)
+        if loser is None:
+            return None
+        newcomer = Seen(
+            sequence_id=10**9,
+            tenant=tenant,
+            tokens=list(head),
+            frontier=work.end,
+            has_current=False,
+            checkpoint=work.end,
+            checkpoint_kind="anchor",
+            num_hits=0,
+            created_s=now_s,
+            last_used_s=now_s,
+            lane=None,
+            entry=None,
+            request=None,
+            superseded_by=None,
+            family=None,
+            pages=list(range(work.end // 64)),
+        )
+        is_better = is_within_quota or ranking.place(loser) < ranking.place(newcomer)
+        return loser if is_better else None

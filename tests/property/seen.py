@@ -1,0 +1,54 @@
+"""One sequence as an observer knows it: plain values, and pages that are only numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvreg_service.core.request import Request
+
+
+@dataclass
+class Seen:
+    """One sequence, as plain values. A page is a number that nobody else has, unless shared."""
+
+    sequence_id: int
+    tenant: str
+    tokens: list[int]
+    frontier: int
+    has_current: bool
+    checkpoint: int | None
+    checkpoint_kind: str | None
+    num_hits: int
+    created_s: float
+    last_used_s: float
+    lane: int | None
+    entry: int | None
+    request: Request | None
+    superseded_by: int | None
+    family: int | None
+    anchor: int | None = None
+    is_marked: bool = False
+    priority: int = 0
+    expires_s: float | None = None
+    pinned_until_s: float | None = None
+    is_lent: bool = False
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Where it can be resumed, by kind."""
+        found = {"append": self.frontier} if self.has_current else {}
+        if self.checkpoint is not None:
+            found[f"restore_{self.checkpoint_kind}"] = self.checkpoint
+        return {kind: position for kind, position in found.items() if position > 0}
+
+    @property
+    def reusable(self) -> int:
+        return max(self.positions.values(), default=0)
+
+    def is_pinned(self, now_s: float) -> bool:
+        return self.pinned_until_s is not None and now_s < self.pinned_until_s
+
+    def cut_pages(self, position: int) -> None:
+        """At rest it holds the pages of what is reusable, and no more."""
+        del self.pages[(position + 63) // 64 :]
