@@ -76,6 +76,9 @@ OPTIONS = (
     Option("api_keys_file", "FILE", "JSON or TOML file of tenants and their API keys."),
     Option("profile", "NAME", "Name of the mounted profile."),
     Option("log_level", "LEVEL", "debug, info, warning or error. [info]"),
+    Option("request_log", "FILE", "File of one JSON line a request; docs/request-log.md."),
+    Option("request_log_max_bytes", "N", "Size at which a new file begins. [67108864]"),
+    Option("request_log_files", "N", "Files kept, the current one included. [8]"),
     Option("config_file", "FILE", "JSON or TOML file of settings."),
 )
 

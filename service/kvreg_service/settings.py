@@ -145,6 +145,21 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
+    # What it is for, and that it holds no text, is for whoever serves to know before it is on.
+    request_log: Path | None = Field(
+        default=None, description="File of one JSON line a request; by default there is none."
+    )
+    # With the number of files: half a gibibyte, weeks of one agent's traffic.
+    request_log_max_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=65536, description="Size at which a new file begins."
+    )
+    request_log_files: int = Field(
+        default=8, ge=1, le=1000, description="Files kept, the current one included."
+    )
+    # Random by default: nobody can check a guess, and names are good until the engine ends.
+    request_log_salt: SecretStr | None = Field(
+        default=None, min_length=16, description="Makes names in the log last across engines."
+    )
 
     @field_validator("model")
     @classmethod
@@ -319,8 +334,9 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 def _describe(details: ErrorDetails, flags: Mapping[str, object]) -> Problem:
     name = str(details["loc"][0]) if details["loc"] else "settings"
-    # Whatever its name really should have been, a key is not shown.
-    value = None if "api_key" in name.lower() and name != "api_keys_file" else details["input"]
+    # Whatever its name really should have been, a key or a salt is not shown.
+    is_secret = any(word in name.lower() for word in ("api_key", "salt"))
+    value = None if is_secret and name != "api_keys_file" else details["input"]
     environment = {key.upper() for key, value in os.environ.items() if value}
     if name in flags:
         origin = flag_name(name)

@@ -10,8 +10,9 @@ from kvreg_service.settings import EvictionName, Settings
 
 
 def test_every_setting_is_an_option_of_serve() -> None:
-    # The model is an argument there, and a command line is no place for keys: everybody reads it.
-    assert {option.name for option in OPTIONS} | {"model", "api_keys"} == set(Settings.model_fields)
+    # The model is an argument there, and a command line, which everybody reads, no place for secrets.
+    elsewhere = {"model", "api_keys", "request_log_salt"}
+    assert {option.name for option in OPTIONS} | elsewhere == set(Settings.model_fields)
 
 
 def test_every_option_of_plan_is_a_setting() -> None:

@@ -1,0 +1,236 @@
+"""What the lines of the request log say: one JSON object for each request, event and file.
+
+Owns names and forms of the fields; ``log_schema.json`` says the same for readers, and a change here
+needs a change there. It never puts text of a prompt or an answer, a token id or a client's name
+into a line.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from kvreg_service.core import events
+from kvreg_service.core.ids import PAGE_TOKENS
+from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.telemetry.log_hashes import LogHashes
+from kvreg_service.telemetry.log_prefixes import Examined, News
+
+SCHEMA_VERSION = 1
+
+Fields = dict[str, Any]
+Kind = Literal["engine", "request", "registry"]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What a reader has to know of the engine. Sizes in bytes are those of one card."""
+
+    version: str
+    host: str
+    model: str
+    profile: str | None
+    profile_hash: str
+    lanes: int
+    entries: int
+    anchors: int
+    current_state: Literal["keep", "drop"]
+    exchange: bool
+    eviction: str
+    prefix_reuse: bool
+    max_context_tokens: int
+    prefill_chunk_tokens: int
+    queue_limit: int
+    queue_timeout_s: float
+    kv_dtype: str
+    device: str
+    num_pages: int
+    page_bytes: int
+    slot_bytes: int
+    page_tokens: int = PAGE_TOKENS
+
+
+class LineFormat:
+    """Writes down what happened in one engine.
+
+    ``started_at_s`` is the start of the engine by the wall clock, ``started_s`` the same moment by
+    the monotonic one.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        hashes: LogHashes,
+        *,
+        engine_id: str,
+        is_salt_kept: bool,
+        started_at_s: float,
+        started_s: float,
+    ) -> None:
+        self._facts = facts
+        self._hashes = hashes
+        self._engine_id = engine_id
+        self._is_salt_kept = is_salt_kept
+        self._started_at_s = started_at_s
+        self._started_s = started_s
+        self._entry_bytes: dict[int, int] = {}
+
+    def engine(self, event: Literal["start", "continue"]) -> Fields:
+        """Return the fields that tell of the engine, at the start of a file."""
+        return {
+            "event": event,
+            "started_at": _time(self._started_at_s),
+            "salt": "kept" if self._is_salt_kept else "random",
+            **asdict(self._facts),
+        }
+
+    @staticmethod
+    def end(*, num_lines: int, num_lost_lines: int) -> Fields:
+        """Return the fields that tell of the engine's end, and how much of it is in the log."""
+        return {"event": "end", "num_lines": num_lines, "num_lost_lines": num_lost_lines}
+
+    def request(self, record: RequestRecord, examined: Examined, news: News) -> Fields:
+        """Return the fields of a request that has ended, after those of `line`."""
+        admission = record.admission
+        return {
+            "request_id": record.request_id,
+            "tenant": self._hashes.tenant(record.tenant),
+            "session": self._hashes.session(record.tenant, record.session),
+            "profile_hash": self._facts.profile_hash,
+            "outcome": record.outcome,
+            "error_code": record.error_code,
+            "finish_reason": record.finish_reason,
+            "tail": record.tail,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": len(record.output_ids),
+            "max_tokens": record.max_tokens,
+            "retain": record.retain,
+            "may_reuse": record.may_reuse,
+            "priority": record.priority,
+            "ttl_s": record.ttl_s,
+            "lane": admission.lane_id if admission else None,
+            "sequence": admission.sequence_id if admission else None,
+            "reuse_path": admission.reuse_path if admission else None,
+            "attach": admission.attach if admission else None,
+            "cached_tokens": admission.cached_tokens if admission else None,
+            "gap_s": _seconds(admission.gap_s if admission else None),
+            "diverged_at": admission.diverged_at if admission else None,
+            "regret_tokens": admission.regret_tokens if admission else None,
+            "arrived_s": _seconds(record.arrived_at_s - self._started_s),
+            **_durations(record),
+            "boundary": record.boundary,
+            "frontier": record.frontier,
+            "heads": list(record.heads),
+            "num_known_pages": news.num_known_pages,
+            "known_page": news.known_page.hex() if news.known_page else None,
+            "pages": b64encode(b"".join(news.pages)).decode(),
+            "marks": [[position, name.hex()] for position, name in news.marks],
+            "late_marks": [list(pair) for pair in examined.late],
+        }
+
+    def registry(self, event: events.Event) -> Fields:
+        """Return the fields of an event.
+
+        Effects: notes what is put into entries, because who leaves one does not say its size.
+
+        Raises:
+            ValueError: it is none that observers are told of.
+        """
+        match event:
+            case events.Detached(sequence, lane, entry, held_bytes):
+                self._entry_bytes[sequence] = held_bytes
+                fields = {"sequence": sequence, "lane": lane, "entry": entry, "bytes": held_bytes}
+                return {"event": "detach", **fields}
+            case events.Attached(request_id, sequence, entry, lane, path, is_exchange):
+                return {
+                    "event": "exchange" if is_exchange else "attach",
+                    "request_id": request_id,
+                    "sequence": sequence,
+                    "lane": lane,
+                    "entry": entry,
+                    "reuse_path": path.value,
+                    "bytes": self._entry_bytes.pop(sequence, None),
+                }
+            case events.Forked(sequence, origin, entry, held_bytes):
+                self._entry_bytes[sequence] = held_bytes
+                return {
+                    "event": "fork",
+                    "sequence": sequence,
+                    "origin": origin,
+                    "entry": entry,
+                    "bytes": held_bytes,
+                }
+            case events.Evicted(sequence, entry, lane, anchor, reason, tenant, tokens, held_bytes):
+                self._entry_bytes.pop(sequence, None)
+                return {
+                    "event": "evict",
+                    "reason": reason.value,
+                    "tenant": self._hashes.tenant(tenant),
+                    "sequence": sequence,
+                    "lane": lane,
+                    "entry": entry,
+                    "anchor": anchor,
+                    "tokens": tokens,
+                    "bytes": held_bytes,
+                }
+            case events.AnchorCaptured(request_id, sequence, anchor, position, is_marked):
+                num_pages = position // PAGE_TOKENS
+                return {
+                    "event": "anchor",
+                    "request_id": request_id,
+                    "sequence": sequence,
+                    "anchor": anchor,
+                    "tokens": position,
+                    "is_marked": is_marked,
+                    "bytes": self._facts.slot_bytes + num_pages * self._facts.page_bytes,
+                }
+            case events.PinEnded(sequence):
+                return {"event": "pin_end", "sequence": sequence}
+            case _:
+                raise ValueError(f"{type(event).__name__} is no event of the registry")
+
+    def line(self, kind: Kind, at_s: float, fields: Fields, number: int | None = None) -> bytes:
+        """Return a whole line with its end. ``at_s`` is the time of the wall clock."""
+        numbered = {} if number is None else {"number": number}
+        line = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": kind,
+            "time": _time(at_s),
+            "engine": self._engine_id,
+            **numbered,
+            **fields,
+        }
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _durations(record: RequestRecord) -> Fields:
+    """Return where the time went; None for what was never reached."""
+    admitted_s, prepared_s = record.admitted_at_s, record.prepared_at_s
+    first_s = record.first_token_at_s
+    return {
+        "queue_s": _between(record.arrived_at_s, admitted_s),
+        "attach_s": _between(admitted_s, prepared_s),
+        "prefill_s": _between(prepared_s, first_s),
+        "decode_s": _between(first_s, record.ended_at_s),
+        "ttft_s": _between(record.arrived_at_s, first_s),
+        "total_s": _between(record.arrived_at_s, record.ended_at_s),
+    }
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    if start_s is None or end_s is None:
+        return None
+    # Two of the times come from sums, and rounding may put one just before the other.
+    return _seconds(max(0.0, end_s - start_s))
+
+
+def _seconds(value_s: float | None) -> float | None:
+    return None if value_s is None else round(value_s, 6)
+
+
+def _time(at_s: float) -> str:
+    at = datetime.fromtimestamp(at_s, tz=UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
