@@ -76,7 +76,7 @@ def check_admission(
     assert isinstance(admitted, events.Admitted)
     request = mirror.requests[admitted.request_id]
     kept = mirror.kept()
-    origin = _check_reuse(admitted, kept, request)
+    origin = _check_reuse(admitted, kept, request, now_s)
     ranking = Ranking(mirror, profile, now_s)
     before = happened[:index]
     change = _Change(admitted, request, origin)
@@ -84,8 +84,16 @@ def check_admission(
     _check_fork(mirror, profile, ranking, change, taken, before, num_free_pages)
 
 
-def _check_reuse(admitted: events.Admitted, kept: list[Seen], request: Request) -> Seen | None:
+def _check_reuse(
+    admitted: events.Admitted, kept: list[Seen], request: Request, now_s: float
+) -> Seen | None:
     best, found = longest_reuse(kept, request)
+    if best and not admitted.cached_tokens:
+        origins = [seen for seen in kept if seen.sequence_id in found]
+        is_frail = [seen.is_pinned(now_s) and seen.checkpoint is None for seen in origins]
+        assert not request.retain, "only who borrows leaves a pinned sequence alone"
+        assert any(is_frail)
+        best = 0
     assert admitted.cached_tokens == best, (admitted, found)
     assert admitted.prompt_tokens == request.prompt_tokens
     if best == 0:

@@ -354,6 +354,8 @@ class Mirror:
         del seen.tokens[seen.frontier :]
         seen.cut_pages(seen.reusable)
         if seen.reusable == 0:
+            is_failed = isinstance(event, events.Failed)
+            assert is_failed or not seen.is_pinned(now_s), "nothing is left of what is pinned"
             del self.sequences[seen.sequence_id]
 
 

@@ -386,7 +386,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = self.mirror.requests[request_id]
             chunk = self.scheduler.limits.prefill_chunk_tokens
             answer = min(request.max_tokens, MAX_CONTEXT - request.prompt_tokens)
-            bound += 3 + request.prompt_tokens // chunk + answer
+            bound += 3 + len(request.heads) + request.prompt_tokens // chunk + answer
         num_steps = 0
         while self.scheduler.has_work:
             self.step()

@@ -102,6 +102,12 @@ class AdmissionPlanner:
             return None
         may_reuse = self._rules.prefix_reuse and request.may_reuse
         resume = self._finder.find(request) if may_reuse else None
+        plan = self._plan(request, idle, resume)
+        if resume is not None and self._loses_pin(plan, resume):
+            plan = self._plan(request, idle, None)
+        return plan
+
+    def _plan(self, request: Request, idle: list[Lane], resume: Resume | None) -> AdmissionPlan:
         lane, displacement = self._choose_lane(idle, resume)
         position = resume.position if resume else 0
         capture_at = request.boundary if request.retain else None
@@ -119,6 +125,17 @@ class AdmissionPlanner:
             heads=self._heads(request, position),
             diverged_at=None if resume else self._finder.diverged_at(request),
             regret_tokens=self._finder.regret_tokens(request, resume) if resume else 0,
+        )
+
+    def _loses_pin(self, plan: AdmissionPlan, resume: Resume) -> bool:
+        """Whether a request that only borrows would leave nothing of a pinned sequence."""
+        origin = resume.sequence
+        return (
+            not plan.request.retain
+            and plan.fork_to is None
+            and resume.anchor is None
+            and origin.checkpoint is None
+            and origin.is_pinned(self._now_s)
         )
 
     def _heads(self, request: Request, position: int) -> tuple[Head, ...]:

@@ -5,7 +5,10 @@ It decides nothing. Where everybody is, and how they leave, is in `holdings`.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from kvreg_service.core.admission import AdmissionPlan, Displacement, Fate
+from kvreg_service.core.anchors import Anchor
 from kvreg_service.core.events import Admitted, Attached, Detached, EvictionReason, Forked
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, pages_for
@@ -15,6 +18,14 @@ from kvreg_service.core.reuse import Resume
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.shares import Shares
 from kvreg_service.core.step import SlotCopy, StateMove
+
+
+class _Place(TypedDict, total=False):
+    """Where a kept sequence is: one of the three."""
+
+    lane: LaneId
+    entry: EntryId
+    anchor: Anchor
 
 
 class Placement:
@@ -93,9 +104,7 @@ class Placement:
         self._announce(plan, sequence, now_s, gap_s)
         return moves + self._own_tail_page(sequence, now_s)
 
-    def _abandon(
-        self, plan: AdmissionPlan, before: list[tuple[Sequence, EntryId | None, LaneId | None]]
-    ) -> None:
+    def _abandon(self, plan: AdmissionPlan, before: list[tuple[Sequence, _Place]]) -> None:
         lane = self._holdings.lanes[plan.lane]
         lane.sequence = lane.run = None
         for entry in {plan.resume.entry if plan.resume else None, *_entries_written(plan)}:
@@ -103,19 +112,19 @@ class Placement:
                 self._registry.remove(entry)
         self._holdings.recount()
         kept = self._holdings.kept()
-        for sequence, entry, lane_id in before:
+        for sequence, place in before:
             if not any(sequence is one for one in kept):
                 self._holdings.events.append(
-                    self._holdings.evicted(
-                        sequence, EvictionReason.FAILED, entry=entry, lane=lane_id
-                    )
+                    self._holdings.evicted(sequence, EvictionReason.FAILED, **place)
                 )
 
-    def _kept_places(self) -> list[tuple[Sequence, EntryId | None, LaneId | None]]:
+    def _kept_places(self) -> list[tuple[Sequence, _Place]]:
         lanes = self._holdings.lanes
-        return [(lane.kept, None, lane.lane_id) for lane in lanes if lane.kept] + [
-            (sequence, entry, None) for entry, sequence in self._registry
+        places: list[tuple[Sequence, _Place]] = [
+            (lane.kept, {"lane": lane.lane_id}) for lane in lanes if lane.kept
         ]
+        places += [(sequence, {"entry": entry}) for entry, sequence in self._registry]
+        return places + [(one.sequence, {"anchor": one}) for one in self._holdings.anchors]
 
     def _announce(
         self, plan: AdmissionPlan, sequence: Sequence, now_s: float, gap_s: float | None

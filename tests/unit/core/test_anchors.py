@@ -434,6 +434,24 @@ def test_a_failed_beginning_at_an_anchor_is_computed_from_nothing_and_leaves_it(
     assert _begin(core, 1, 3).cached == WHOLE
 
 
+def test_an_anchor_that_a_failed_admission_cost_is_told_all_the_same(make_core, monkeypatch):
+    core = make_core(anchors=1, num_pages=8, max_context_tokens=512)
+    _begin(core, 1, 1)
+    core.scheduler.drop_sequence(1)
+    holdings = core.scheduler.holdings
+
+    def take_and_fail(*_arguments):
+        assert holdings.evict_for_pages("tenant", core.now_s)
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.scheduler._shares, "settle", take_and_fail)
+        core.submit([8] * 300)
+        _, happened = core.step()
+    evicted = [(e.anchor, e.reason) for e in happened if isinstance(e, Evicted)]
+    assert evicted == [(0, EvictionReason.FAILED)]
+
+
 # Under pressure, by hand, pinned.
 
 

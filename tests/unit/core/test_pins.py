@@ -117,6 +117,18 @@ def test_what_only_borrows_leaves_the_pin_with_what_stays(make_core):
     assert list(pinned.ledger.tokens) == [*_text(1, SHORT), 7]
 
 
+def test_what_only_borrows_is_computed_from_nothing_where_it_would_take_the_pin_with_it(make_core):
+    core = make_core(entries=1)
+    answer = core.run(_text(1, SHORT), max_tokens=4).answer
+    _pin(core, 1)
+    core.run(_text(2, SHORT))
+    prompt = [*_text(1, SHORT), *answer[:3], 8, 8]
+    outcome = core.run(prompt, retain=False)
+    assert outcome.answer == make_core().run(prompt).answer
+    assert _pinned(core) == [1]
+    assert core.run([*_text(1, SHORT), *answer, 5]).cached == SHORT + 3
+
+
 def test_an_operator_may_drop_what_is_pinned(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
