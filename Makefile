@@ -5,7 +5,10 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: setup serve test lint demo bench soak reference-model clean
+# What tests drive beside Python, as Debian names it; tests/system_parts.py says which needs what.
+SYSTEM_PACKAGES := prometheus chromium
+
+.PHONY: setup system-deps serve test lint demo bench soak reference-model dashboards clean
 
 setup: $(STAMP)
 
@@ -14,6 +17,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv -c constraints.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[engine,dev]' -c constraints.txt
 	@touch $(STAMP)
+
+# Installs what is missing of SYSTEM_PACKAGES. Without them their tests are skipped, and fail in CI.
+system-deps:
+	@.ci/system-deps $(SYSTEM_PACKAGES)
 
 serve: setup
 	$(BIN)/kvreg serve $(ARGS)
@@ -40,6 +47,10 @@ soak: setup
 # Trains the bundled checkpoint anew; about an hour on two cores. No part of the tests.
 reference-model: setup
 	$(BIN)/python -m kvreg_service.reference_model.training all $(ARGS)
+
+# Writes dashboards/generated anew; a test compares.
+dashboards: setup
+	$(BIN)/python -m dashboards $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,58 @@
+"""Programs beside Python that some tests drive: where they are, and what it means when one is not.
+
+Owns the list of programs and of the Debian packages that bring them; ``make system-deps`` installs
+those. On a developer's machine a test without its program is skipped, and the end of the run says
+how many were. In CI it fails: a skip there would look like a pass.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import pytest
+
+PACKAGES = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "chromium"}
+"""The Debian package of each program."""
+
+_MISSING = "missing system part: "
+
+
+def require_part(program: str) -> str:
+    """Return the path of a program; without it the calling test is skipped, or fails in CI.
+
+    Raises:
+        KeyError: The program is not in the list.
+    """
+    package = PACKAGES[program]
+    path = shutil.which(program)
+    if path is not None:
+        return path
+    _give_up(f"{_MISSING}{program} (Debian package {package}; `make system-deps`)")
+
+
+def count_missing(reasons: Iterable[str]) -> Counter[str]:
+    """Count the tests that were skipped for want of a program, by what the skip said."""
+    return Counter(
+        _MISSING + reason.partition(_MISSING)[2] for reason in reasons if _MISSING in reason
+    )
+
+
+def report_missing(terminal: Any) -> None:
+    """Say at the end of a run which tests did not run for want of a program."""
+    # A skip's report holds the file, the line and the reason.
+    skipped = [report.longrepr for report in terminal.stats.get("skipped", ())]
+    missing = count_missing(place[2] for place in skipped if isinstance(place, tuple))
+    if missing:
+        terminal.section("tests that did not run", sep="=", yellow=True, bold=True)
+        for reason, number in missing.items():
+            terminal.line(f"{number} skipped, {reason}", yellow=True)
+
+
+def _give_up(reason: str) -> NoReturn:
+    if os.environ.get("CI", "").lower() in {"", "0", "false"}:
+        pytest.skip(reason)
+    pytest.fail(reason, pytrace=False)
