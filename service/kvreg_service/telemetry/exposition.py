@@ -32,8 +32,8 @@ class Exposer:
         """Return the metrics of this moment, in the format that an ``Accept`` header prefers."""
         try:
             encode, content_type = choose_encoder(accept)
-        except ValueError:
-            # A version that is no number. Prometheus's text is what any scraper reads.
+        except TypeError:
+            # The client library compares a version that is no number. Prometheus's text is what any scraper reads.
             encode, content_type = choose_encoder("")
         return Exposition(encode(self._shown), content_type)
 

@@ -1,0 +1,368 @@
+"""``/metrics``: open to scrapers, equal to the registry's numbers, and every call counts once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from kvreg_service.api.app import create_app
+from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.core import errors
+from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.engine.build import LoadedModel, build_engine
+from kvreg_service.engine.engine import Engine
+from kvreg_service.engine.interface import GenerationRequest
+from kvreg_service.engine.options import EngineOptions
+from kvreg_service.reference_model import REFERENCE_MODEL_PATH
+from kvreg_service.settings import Settings, load_settings
+from kvreg_service.telemetry.metrics import Metrics
+from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
+
+pytestmark = pytest.mark.anyio
+MODEL = "fake-model"
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+Values = dict[tuple[str, ...], float]
+
+
+async def scrape(client: httpx.AsyncClient) -> Values:
+    """Every series, as its name without the prefix and its labels' values by their names' order."""
+    text = (await client.get("/metrics")).raise_for_status().text
+    samples = [sample for family in parse_text(text) for sample in family.samples]
+    return {
+        (one.name.removeprefix("kvreg_"), *(value for _, value in sorted(one.labels.items()))): (
+            one.value
+        )
+        for one in samples
+    }
+
+
+def of(values: Values, name: str) -> dict[str, float]:
+    """The children of a metric with one label, without those at 0."""
+    return {key[1]: value for key, value in values.items() if key[0] == name and value}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(CollectorRegistry())
+
+
+@pytest.fixture
+def app(
+    engine: FakeEngine, prompt_builder: FakePromptBuilder, settings: Settings, metrics: Metrics
+) -> FastAPI:
+    metrics.watch(engine)
+    return create_app(engine, prompt_builder, settings, vocab_size=256, metrics=metrics)
+
+
+@contextlib.asynccontextmanager
+async def connected(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://kvreg") as client:
+        yield client
+
+
+# The page.
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type", "parse"),
+    [
+        (None, "text/plain; version=0.0.4; charset=utf-8", parse_text),
+        ("text/html", "text/plain; version=0.0.4; charset=utf-8", parse_text),
+        (f"{OPENMETRICS}; q=0.5, text/plain; q=0.3", OPENMETRICS, parse_openmetrics),
+        ("application/openmetrics-text; version=?", "text/plain; version=0.0.4", parse_text),
+        ("application/openmetrics-text; version=1.0.0.0.0", OPENMETRICS, parse_openmetrics),
+        ("text/plain; version=", "text/plain; version=0.0.4", parse_text),
+    ],
+)
+async def test_format_is_the_one_that_the_scraper_prefers(
+    client: httpx.AsyncClient,
+    accept: str | None,
+    content_type: str,
+    parse: Callable[[str], Iterator[Any]],
+) -> None:
+    response = await client.get("/metrics", headers={"accept": accept} if accept else {})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith(content_type)
+    names = {family.name.removesuffix("_total") for family in parse(response.text)}
+    assert {"kvreg_requests", "kvreg_lanes", "process_resident_memory_bytes"} <= names
+
+
+@pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
+async def test_page_has_no_series_of_when_counters_were_made(
+    client: httpx.AsyncClient, accept: str
+) -> None:
+    text = (await client.get("/metrics", headers={"accept": accept})).text
+    assert "_created" not in text
+
+
+async def test_page_needs_no_key_and_names_no_tenant(
+    engine: FakeEngine, prompt_builder: FakePromptBuilder, metrics: Metrics
+) -> None:
+    keys = {"tenants": {"tenant-alpha": {"keys": ["a1"]}, "tenant-beta": {"keys": ["b1"]}}}
+    engine.kept_tenant = "tenant-alpha"
+    metrics.watch(engine)
+    settings = load_settings({"served_model_name": MODEL, "api_keys": json.dumps(keys)})
+    async with connected(create_app(engine, prompt_builder, settings, metrics=metrics)) as client:
+        response = await client.get("/metrics")
+    assert response.status_code == 200
+    assert 'kvreg_registry_entries{state="kept"} 1.0' in response.text
+    assert "tenant" not in response.text
+
+
+async def test_without_metrics_there_is_no_page(
+    engine: FakeEngine, prompt_builder: FakePromptBuilder, settings: Settings
+) -> None:
+    async with connected(create_app(engine, prompt_builder, settings)) as client:
+        assert (await client.get("/metrics")).status_code == 404
+        assert (await client.post(CHAT, json={})).status_code == 422
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"messages": "none"}, "unprocessable_body"),
+        ({"model": "another"}, "model_not_found"),
+        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "body_too_large"),
+        ({"temperature": -1}, "invalid_request"),
+    ],
+)
+async def test_call_that_cannot_be_served_is_a_refusal(
+    client: httpx.AsyncClient, body: dict[str, Any], path: str, change: dict[str, Any], code: str
+) -> None:
+    response = await client.post(path, json=body | {"max_tokens": 5} | change)
+    assert 400 <= response.status_code < 500
+    assert of(await scrape(client), "refused_requests_total") == {code: 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [({"is_full": True}, "server_overloaded"), ({"is_draining": True}, "draining")],
+)
+async def test_call_that_the_engine_does_not_take_is_a_refusal(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    body: dict[str, Any],
+    state: dict[str, bool],
+    code: str,
+    stream: bool,
+) -> None:
+    for name, value in state.items():
+        setattr(engine, name, value)
+    await client.post(CHAT, json=body | {"stream": stream})
+    assert of(await scrape(client), "refused_requests_total") == {code: 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "refusals"),
+    [
+        (errors.ContextTooLong(9, 8), {"context_length_exceeded": 1}),
+        (errors.EngineDown("gone"), {"engine_down": 1}),
+        (RuntimeError("a bug"), {"internal_error": 1}),
+        (errors.QueueTimeout("late"), {}),
+        (errors.RequestFailed("broken"), {}),
+        (errors.OutOfPages("none left"), {}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_what_only_accepted_requests_fail_with_is_no_refusal(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    body: dict[str, Any],
+    error: Exception,
+    refusals: dict[str, float],
+) -> None:
+    engine.scripts.append(Script(before=[error]))
+    assert (await client.post(CHAT, json=body)).status_code >= 400
+    assert of(await scrape(client), "refused_requests_total") == refusals
+
+
+async def test_stranger_s_call_is_a_refusal(
+    engine: FakeEngine, prompt_builder: FakePromptBuilder, metrics: Metrics, body: dict[str, Any]
+) -> None:
+    keys = json.dumps({"tenants": {"alpha": {"keys": ["a1"]}}})
+    settings = load_settings({"served_model_name": MODEL, "api_keys": keys})
+    async with connected(create_app(engine, prompt_builder, settings, metrics=metrics)) as client:
+        assert (await client.post(CHAT, json=body)).status_code == 401
+        assert (await client.get("/v1/registry")).status_code == 401
+        assert of(await scrape(client), "refused_requests_total") == {"invalid_api_key": 1}
+
+
+async def test_what_asks_for_no_answer_is_no_refusal(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.is_draining = True
+    answers = [
+        await client.get("/readyz"),
+        await client.get(CHAT),
+        await client.get("/nowhere"),
+        await client.post(f"{MESSAGES}/count_tokens", json={}),
+        await client.delete("/v1/registry/sequences/99"),
+    ]
+    assert all(answer.status_code >= 400 for answer in answers)
+    assert of(await scrape(client), "refused_requests_total") == {}
+
+
+# A real engine.
+
+
+@pytest.fixture
+def real(
+    loaded_model: LoadedModel, metrics: Metrics
+) -> Iterator[tuple[Engine, PromptBuilder, FastAPI]]:
+    options = EngineOptions(
+        REFERENCE_MODEL_PATH, MODEL, max_context_tokens=1024, num_pages=64, queue_timeout_s=0.05
+    )
+    engine, builder = build_engine(options, loaded_model, observers=(metrics,))
+    try:
+        metrics.watch(engine)
+        settings = load_settings({"served_model_name": MODEL})
+        yield engine, builder, create_app(engine, builder, settings, metrics=metrics)
+    finally:
+        engine.close()
+
+
+def endless(loaded: LoadedModel, builder: PromptBuilder) -> GenerationRequest:
+    """A request whose answer does not end by itself."""
+    never = dict.fromkeys(loaded.tokenizer.eos_token_ids, -100.0)
+    said = [{"role": "user", "content": "Go on."}]
+    return GenerationRequest(
+        "endless", build_prompt(builder, said), None, SamplingParams(logit_bias=never)
+    )
+
+
+def build_prompt(builder: PromptBuilder, messages: list[dict[str, str]]) -> Any:
+    return builder.build(Conversation(messages))
+
+
+async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
+    while True:
+        registry = (await client.get("/v1/registry")).json()
+        if registry["running"] == registry["queued"] == 0:
+            return dict(registry)
+        await asyncio.sleep(0)
+
+
+async def serve_a_mix(
+    client: httpx.AsyncClient, engine: Engine, loaded: LoadedModel, builder: PromptBuilder
+) -> None:
+    """Every attach and both ends of a detach, an eviction, and every way in which a call ends."""
+
+    async def ask(messages: list[dict[str, str]]) -> dict[str, str]:
+        body = {"model": MODEL, "messages": messages, "max_tokens": 12, "temperature": 0}
+        answer = (await client.post(CHAT, json=body)).raise_for_status().json()
+        return {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+
+    notes = "Notes. " + " ".join(f"Item {i} is at place {i * 7}." for i in range(40))
+    system = {"role": "system", "content": notes}
+    first = [system, {"role": "user", "content": "Hello!"}]
+    echo = await ask(first)
+    await ask([{"role": "user", "content": "A side request."}])
+    await ask([*first, echo])
+    echo = await ask([*first, echo, {"role": "user", "content": "Thanks!"}])
+    await ask([{"role": "user", "content": "Another side request."}])
+    await ask([{"role": "user", "content": "And a third."}])
+    await ask([system, {"role": "user", "content": "Who are you?"}])
+    assert (await client.post(CHAT, json={})).status_code == 422
+    stream = engine.generate(endless(loaded, builder))
+    await anext(stream)
+    late = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await client.post(CHAT, json=late)).status_code == 503
+    await stream.aclose()
+
+
+async def test_numbers_are_those_of_the_registry(
+    real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
+) -> None:
+    engine, builder, app = real
+    async with connected(app) as client:
+        await serve_a_mix(client, engine, loaded_model, builder)
+        registry = await settled(client)
+        values = await scrape(client)
+    totals = registry["totals"]
+    requests = {key[1:]: value for key, value in values.items() if key[0] == "requests_total"}
+    by_path: Counter[str] = Counter()
+    by_outcome: Counter[str] = Counter()
+    for (_attach, outcome, path, _tail), value in requests.items():
+        by_path[path] += int(value)
+        by_outcome[outcome] += int(value)
+    assert by_path.pop("none") == totals["never_started"] == 1
+    assert +by_path == +Counter(totals["requests_by_path"])
+    for outcome in ("finished", "failed", "cancelled"):
+        assert by_outcome[outcome] == totals[outcome] > 0
+    tokens = of(values, "prompt_tokens_total")
+    assert tokens.pop("computed") == totals["computed_tokens"]
+    assert sum(tokens.values()) == totals["cached_tokens"] > 0
+    assert values["completion_tokens_total",] == totals["completion_tokens"]
+    assert of(values, "evictions_total") == totals["evictions_by_reason"] != {}
+    assert of(values, "failed_requests_total") == {"request_queue_timeout": 1}
+    assert of(values, "refused_requests_total") == {"unprocessable_body": 1}
+
+
+async def test_gauges_are_those_of_the_registry(
+    real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
+) -> None:
+    engine, builder, app = real
+    async with connected(app) as client:
+        await serve_a_mix(client, engine, loaded_model, builder)
+        registry = await settled(client)
+        values = await scrape(client)
+    for gauge, places in (
+        ("registry_entries", "entries"),
+        ("anchors", "anchors"),
+        ("lanes", "lanes"),
+    ):
+        assert of(values, gauge) == Counter(place["state"] for place in registry[places])
+        assert values[f"{gauge}_limit",] == len(registry[places])
+    (pool,) = registry["pools"]
+    for state in ("free", "referenced"):
+        assert values["pages", pool["name"], state] == pool[state]
+    assert values["pages_limit", pool["name"]] == pool["total"]
+    slots = registry["state_slots"]
+    assert values["state_slots", "used"] == slots["used"] > 0
+    assert values["state_slots", "free"] == slots["total"] - slots["used"]
+    assert (values["running_requests",], values["queued_requests",]) == (0, 0)
+
+
+async def test_attaches_agree_with_the_requests_that_were_attached(
+    real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
+) -> None:
+    engine, builder, app = real
+    async with connected(app) as client:
+        await serve_a_mix(client, engine, loaded_model, builder)
+        await settled(client)
+        values = await scrape(client)
+    attached: Counter[str] = Counter()
+    by_request: Counter[str] = Counter()
+    for key, value in values.items():
+        if key[0] == "attaches_total":
+            attached[key[1]] += int(value)
+        if key[0] == "requests_total":
+            by_request[key[1]] += int(value)
+    del by_request["none"]
+    assert attached == by_request
+    assert set(attached) == {"registry", "anchor"}
+    detaches = of(values, "detaches_total")
+    assert detaches["exchange"] >= 1
+    assert detaches["entry"] >= 1
+    assert values["attach_seconds_count",] == attached["registry"]
+    assert values["detach_seconds_count",] == detaches["exchange"] + detaches["entry"]
