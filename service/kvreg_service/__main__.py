@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from kvreg_service.cli import Commands, build_cli
 from kvreg_service.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from kvreg_service.engine.observer import Observer
     from kvreg_service.settings import Settings
 
 _logger = logging.getLogger(__name__)
@@ -40,9 +42,11 @@ def serve(settings: Settings) -> None:
     from kvreg_service.log_format import install_json_log
     from kvreg_service.model.config import ModelConfig
     from kvreg_service.settings import require_servable
+    from kvreg_service.telemetry.tracing import require_tracing
     from kvreg_service.tenants.directory import KeySource
 
     require_servable(settings)
+    require_tracing(settings)
     KeySource(settings.api_keys_file, settings.api_keys).require_valid()
     plan_cpu(ModelConfig.from_path(settings.model), engine_options(settings)).require_fit()
     signal.signal(signal.SIGTERM, _end_before_serving)
@@ -78,13 +82,20 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     from kvreg_service.engine.build import build_engine, load_model
     from kvreg_service.load_progress import show_loading
     from kvreg_service.telemetry.metrics import Metrics
+    from kvreg_service.telemetry.tracing import FLUSH_TIMEOUT_S, start_tracing
 
     options = engine_options(settings)
     with show_loading(settings.model_id) as on_progress:
         loaded = load_model(options, on_progress)
     metrics = Metrics(CollectorRegistry())
-    engine, prompt_builder = build_engine(options, loaded, observers=(metrics,))
-    try:
+    with ExitStack() as closing:
+        observers: list[Observer] = [metrics]
+        if (spans := start_tracing(settings, metrics.spans_ended)) is not None:
+            closing.callback(spans.close, FLUSH_TIMEOUT_S)
+            observers.append(spans)
+        # Closed before its observers: it fails what still runs, and they are told.
+        engine, prompt_builder = build_engine(options, loaded, observers=tuple(observers))
+        closing.callback(engine.close)
         metrics.watch(engine)
         app = create_app(
             engine,
@@ -97,8 +108,6 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
         server = DrainingServer(app, engine, drain_timeout_s=settings.drain_timeout_s)
         _logger.info("serving", extra={"fields": {"url": url_of(listener)}})
         server.run([listener])
-    finally:
-        engine.close()
 
 
 def _listen(settings: Settings) -> socket.socket:

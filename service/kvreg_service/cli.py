@@ -74,6 +74,8 @@ OPTIONS = (
     Option("drain_timeout_s", "S", "Time to finish at the end. [30]"),
     Option("max_body_bytes", "N", "Longest request body. [33554432]"),
     Option("api_keys_file", "FILE", "JSON or TOML file of tenants and their API keys."),
+    Option("otlp_endpoint", "URL", "Collector of traces, like http://host:4318; else none."),
+    Option("trace_ratio", "P", "Part of the requests traced without a caller's say. [1]"),
     Option("profile", "NAME", "Name of the mounted profile."),
     Option("log_level", "LEVEL", "debug, info, warning or error. [info]"),
     Option("request_log", "FILE", "File of one JSON line a request; docs/request-log.md."),

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -142,6 +143,14 @@ class Settings(BaseSettings):
     api_keys: SecretStr | None = Field(
         default=None, description="The same as JSON text, for the environment."
     )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="Base address of a collector of traces; without it, none are made.",
+    )
+    # One request is a few spans, and most callers have sampled already.
+    trace_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="Part of the requests traced without a caller's say."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
@@ -202,6 +211,24 @@ class Settings(BaseSettings):
             raise PydanticCustomError(
                 "two_sources", "api_keys and api_keys_file exclude each other; set one of them"
             )
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _endpoint_is_a_base(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            url = urlsplit(value)
+            has_host = bool(url.hostname) and url.port != 0
+        except ValueError:
+            has_host = False
+        if not has_host or url.scheme not in ("http", "https"):
+            raise PydanticCustomError("no_url", "must be like http://collector:4318")
+        if url.username is not None or url.password is not None or url.query or url.fragment:
+            raise PydanticCustomError("no_base", "must have neither a user nor a query")
+        if url.path.rstrip("/").endswith("/v1/traces"):
+            raise PydanticCustomError("no_base", "is a base address: /v1/traces is added to it")
         return value
 
     @property

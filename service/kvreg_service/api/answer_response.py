@@ -23,7 +23,7 @@ async def respond(
         KvregError: The request is refused, or failed before its response began.
         ClientDisconnect: The client left before that.
     """
-    run = AnswerRun(context, asked, form, tenant_of(request).name)
+    run = AnswerRun(context, asked, form, tenant_of(request).name, _trace_parent_of(request))
     is_handed_over = False
     try:
         await run_while_connected(request.receive, run.start())
@@ -35,3 +35,9 @@ async def respond(
     finally:
         if not is_handed_over:
             await run.aclose()
+
+
+def _trace_parent_of(request: Request) -> str | None:
+    """The caller's place in a trace. Whoever sends two of them is nowhere in particular."""
+    headers = request.headers.getlist("traceparent")
+    return headers[0] if len(headers) == 1 else None

@@ -28,9 +28,15 @@ class AnswerRun:
     """One request: ``start``, then either ``finish`` or ``stream``, and always ``aclose``."""
 
     def __init__(
-        self, context: ApiContext, asked: AskedAnswer, form: AnswerFormat, tenant: str
+        self,
+        context: ApiContext,
+        asked: AskedAnswer,
+        form: AnswerFormat,
+        tenant: str,
+        trace_parent: str | None,
     ) -> None:
         self._tenant = tenant
+        self._trace_parent = trace_parent
         self._context = context
         self._asked = asked
         self._form = form
@@ -67,6 +73,7 @@ class AnswerRun:
                     tenant=self._tenant,
                     priority=asked.priority,
                     ttl_s=asked.ttl_s,
+                    trace_parent=self._trace_parent,
                 )
             )
             await self._take_next(self._answer)
