@@ -186,8 +186,8 @@ class _Flow:
                     distance[to] = length
                     came_by[to] = edge
                     heapq.heappush(queue, (length, to))
-        for node, length in enumerate(distance):
-            self._potential[node] += length or 0
+        for node, reached in enumerate(distance):
+            self._potential[node] += reached or 0
         gain, node = 0, last
         while node:
             edge = came_by[node]

@@ -1,0 +1,48 @@
+"""Policies with other constants than the built-in ones, to see how much those matter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from policies_replay import COST
+
+from kvreg_service.core.policies import CostPolicy, EvictionPolicy, Levels, SLRUPolicy
+from kvreg_service.core.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class _WeighedReturns(CostPolicy):
+    """`CostPolicy` in which former returns raise the value by at most ``returns_weight``."""
+
+    returns_weight: float = 0.5
+
+    def value(self, sequence: Sequence, now_s: float) -> float:
+        share = sequence.num_hits / (1 + sequence.num_hits)
+        return (
+            super().value(sequence, now_s) / (1 + 0.5 * share) * (1 + self.returns_weight * share)
+        )
+
+
+@dataclass(frozen=True)
+class _RoomySLRU(SLRUPolicy):
+    """`SLRUPolicy` that protects a share of all but one sequence, so that an entry stays open."""
+
+    def levels(self, kept: Collection[Sequence]) -> Levels:
+        resumed = [one for one in kept if one.num_hits > 0]
+        resumed.sort(key=lambda one: (one.last_used_s, one.sequence_id), reverse=True)
+        num_protected = int(self.protected_share * (len(kept) - 1))
+        return {one.sequence_id: 1 for one in resumed[:num_protected]}
+
+
+def variants() -> dict[str, EvictionPolicy]:
+    """Return them by what is different."""
+    return {
+        "cost, 5 s": CostPolicy(COST, 5.0),
+        "cost, 80 s": CostPolicy(COST, 80.0),
+        "cost, returns 0": _WeighedReturns(COST, returns_weight=0.0),
+        "cost, returns 1": _WeighedReturns(COST, returns_weight=1.0),
+        "cost, returns 4": _WeighedReturns(COST, returns_weight=4.0),
+        "slru, 0.5": SLRUPolicy(0.5),
+        "slru, all but one": _RoomySLRU(),
+    }
