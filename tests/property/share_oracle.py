@@ -123,12 +123,17 @@ class ShareOracle:
             and one.is_pinned(now_s)
             and (one.tenant == seen.tenant if quota else one.tenant not in quotas)
         ]
-        num_places = sum(one.anchor is None for one in pinned)
+        num_places = sum((one.anchor is None) is (seen.anchor is None) for one in pinned)
         num_pages = len({page for one in pinned for page in one.pages})
         if quota is not None:
-            max_places, max_pages = quota.entries, quota.pages
+            max_places = quota.entries if seen.anchor is None else quota.anchors
+            max_pages = quota.pages
         else:
-            max_places = self._profile.entries - sum(one.entries for one in quotas.values())
+            max_places = (
+                self._profile.entries - sum(one.entries for one in quotas.values())
+                if seen.anchor is None
+                else self._profile.anchors - sum(one.anchors for one in quotas.values())
+            )
             max_pages = self._mirror.num_pages - self._profile.context_tokens // 64
             max_pages -= sum(one.pages for one in quotas.values())
         held = self._held([*self._protected(now_s), seen])

@@ -201,10 +201,10 @@ class Shares:
 
         Raises:
             PinRefused: it has no state that an entry could hold, or with it pinned sequences would
-                take more entries or pages than may be reserved. Nothing changed then.
+                take more entries, anchors or pages than may be reserved. Nothing changed then.
         """
         holdings = self._holdings
-        is_anchor = holdings.anchors.find_by_sequence(sequence) is not None
+        is_anchor = self._is_anchor(sequence)
         if not is_anchor and not holdings.registry.can_keep(sequence):
             raise PinRefused(
                 f"sequence {sequence.sequence_id} has no state that an entry could keep",
@@ -219,7 +219,7 @@ class Shares:
         if num_places > limit:
             raise PinRefused(
                 f"sequence {sequence.sequence_id} would be one too many: what may be pinned has "
-                f"{limit} entries",
+                f"{limit} {'anchors' if is_anchor else 'entries'}",
                 sequence_id=sequence.sequence_id,
                 limit=limit,
             )
@@ -240,21 +240,25 @@ class Shares:
         sequence.pinned_until_s = until_s
 
     def _pinned_places(self, newcomer: Sequence, others: Collection[Sequence]) -> tuple[int, int]:
-        """Return how many entries a pin beside ``others`` makes necessary, and how many may be.
+        """Return how many places like its own a pin makes necessary, and how many may be.
 
-        A tenant with a quota pins within it, all others within what quotas leave.
+        Anchors are counted against anchor places, all others against entries. A tenant with a quota
+        pins within it, all others within what quotas leave.
         """
         holdings = self._holdings
-        anchors = [anchor.sequence for anchor in holdings.anchors]
+        is_anchor = self._is_anchor(newcomer)
         num_places = sum(
-            not any(one is anchor for anchor in anchors)
-            for one in self._of_the_same_share(newcomer, others)
+            self._is_anchor(one) is is_anchor for one in self._of_the_same_share(newcomer, others)
         )
+        kind = "anchors" if is_anchor else "entries"
         quota = holdings.quotas.get(newcomer.tenant)
         if quota is not None:
-            return num_places, quota.entries
-        reserved = sum(each.entries for each in holdings.quotas.values())
-        return num_places, holdings.registry.layout.entries - reserved
+            return num_places, getattr(quota, kind)
+        there_are = holdings.anchors.num_places if is_anchor else holdings.registry.layout.entries
+        return num_places, there_are - sum(getattr(each, kind) for each in holdings.quotas.values())
+
+    def _is_anchor(self, sequence: Sequence) -> bool:
+        return self._holdings.anchors.find_by_sequence(sequence) is not None
 
     def _pins_fit(self, newcomer: Sequence, others: Collection[Sequence]) -> bool:
         """Whether a pin beside ``others`` leaves the pages of a full context and of quotas."""

@@ -138,7 +138,7 @@ class Publisher:
                     )
                 case events.PinEnded():
                     logger.warning(
-                        "the pin of sequence %d has ended: it has grown too large",
+                        "the pin of sequence %d has ended: it left too little for others",
                         event.sequence_id,
                     )
                 case _:

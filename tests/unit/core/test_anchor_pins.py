@@ -1,0 +1,70 @@
+"""A pin on an anchor counts against anchor places, as one on a session does against entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvreg_service.core.errors import PinRefused
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Head
+
+THEIRS = Identity(b"epoch", "theirs")
+HEAD_TOKENS = 64
+ONE_OF_EACH = Quota(entries=1, pages=4, anchors=1)
+
+
+def _begin(core, number, **options):
+    """Begin a conversation whose head becomes an anchor."""
+    head = range(10_000 * number, 10_000 * number + HEAD_TOKENS)
+    core.run([*head, 1, 2, 3], heads=(Head(HEAD_TOKENS, True),), max_tokens=1, **options)
+
+
+def _anchors(core, tenant=None):
+    return [
+        anchor.sequence
+        for anchor in core.scheduler.holdings.anchors
+        if tenant in (None, anchor.sequence.tenant)
+    ]
+
+
+def _pin(core, sequence):
+    core.scheduler.pin(sequence.sequence_id, 1000.0, core.now_s)
+
+
+def test_pins_leave_the_anchors_of_quotas(make_core):
+    core = make_core(entries=2, anchors=2)
+    core.scheduler.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
+    _begin(core, 1)
+    _begin(core, 2)
+    first, second = _anchors(core)
+    _pin(core, first)
+    with pytest.raises(PinRefused, match="1 anchors"):
+        _pin(core, second)
+
+
+def test_a_pin_keeps_no_tenant_from_an_anchor_of_its_quota(make_core):
+    core = make_core(entries=2, anchors=1)
+    _begin(core, 1)
+    _pin(core, *_anchors(core))
+    core.scheduler.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
+    _begin(core, 2, identity=THEIRS)
+    assert len(_anchors(core, THEIRS.tenant)) == 1
+
+
+def test_a_tenant_keeps_no_more_anchors_than_its_quota_allows_although_they_are_pinned(make_core):
+    core = make_core(entries=2, anchors=1)
+    core.scheduler.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
+    _begin(core, 1, identity=THEIRS)
+    _pin(core, *_anchors(core))
+    core.scheduler.set_quotas({THEIRS.tenant: Quota(entries=1, pages=4)}, core.now_s)
+    assert _anchors(core, THEIRS.tenant) == []
+
+
+def test_pinned_anchors_take_no_entry_from_pinned_sessions(make_core):
+    core = make_core(entries=1, anchors=1)
+    _begin(core, 1, boundary=66)
+    _pin(core, *_anchors(core))
+    (session,) = (one for one in core.kept() if one not in _anchors(core))
+    _pin(core, session)
+    assert session.is_pinned(core.now_s)
