@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from policies_replay import COST
 
-from kvreg_service.core.policies import CostPolicy, EvictionPolicy, Levels, SLRUPolicy
+from kvreg_service.core.policies import CostPolicy, EvictionPolicy, LFUPolicy, SLRUPolicy
 from kvreg_service.core.sequence import Sequence
 
 
@@ -24,17 +23,6 @@ class _WeighedReturns(CostPolicy):
         )
 
 
-@dataclass(frozen=True)
-class _RoomySLRU(SLRUPolicy):
-    """`SLRUPolicy` that protects a share of all but one sequence, so that an entry stays open."""
-
-    def levels(self, kept: Collection[Sequence]) -> Levels:
-        resumed = [one for one in kept if one.num_hits > 0]
-        resumed.sort(key=lambda one: (one.last_used_s, one.sequence_id), reverse=True)
-        num_protected = int(self.protected_share * (len(kept) - 1))
-        return {one.sequence_id: 1 for one in resumed[:num_protected]}
-
-
 def variants() -> dict[str, EvictionPolicy]:
     """Return them by what is different."""
     return {
@@ -44,5 +32,5 @@ def variants() -> dict[str, EvictionPolicy]:
         "cost, returns 1": _WeighedReturns(COST, returns_weight=1.0),
         "cost, returns 4": _WeighedReturns(COST, returns_weight=4.0),
         "slru, 0.5": SLRUPolicy(0.5),
-        "slru, all but one": _RoomySLRU(),
+        "lfu, 60 s": LFUPolicy(60.0),
     }

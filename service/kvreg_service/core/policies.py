@@ -93,10 +93,10 @@ class LFUPolicy:
     """The least often resumed goes first; what somebody was resumed for ages with its rest.
 
     Without ageing a conversation that was long and is over would stay for ever. Its count halves
-    with every ``half_life_s`` at rest: two returns a minute ago count as one now.
+    with every ``half_life_s`` at rest: two returns twenty seconds ago count as one now.
     """
 
-    half_life_s: float = 60.0
+    half_life_s: float = 20.0
     name: str = "lfu"
     evicts_for_detach: bool = True
 
@@ -131,9 +131,9 @@ class FIFOPolicy:
 class SLRUPolicy:
     """Segmented LRU: what was resumed at least once is protected from what was not.
 
-    At most ``protected_share`` of the kept sequences are protected, the most recently used ones, so
-    that there is always room for a newcomer to prove itself. Within a segment the least recently
-    used goes first.
+    At most ``protected_share`` of the kept sequences but one are protected, the most recently used
+    ones, so that there is always room for a newcomer to prove itself. Within a segment the least
+    recently used goes first.
 
     Source: Karedla, Love and Wherry, "Caching strategies to improve disk system performance",
     IEEE Computer 27(3), 1994.
@@ -151,7 +151,8 @@ class SLRUPolicy:
         """Return level 1 for protected sequences."""
         resumed = [sequence for sequence in kept if sequence.num_hits > 0]
         resumed.sort(key=lambda one: (one.last_used_s, one.sequence_id), reverse=True)
-        num_protected = int(self.protected_share * len(kept))
+        # With few entries a share of all of them would be all of them.
+        num_protected = int(self.protected_share * max(0, len(kept) - 1))
         return {sequence.sequence_id: 1 for sequence in resumed[:num_protected]}
 
 

@@ -118,8 +118,9 @@ def test_lru_does_not_care_about_age_count_or_size():
 
 
 def test_slru_gives_up_what_was_never_resumed_however_fresh():
-    resumed, fresh = _kept(1, num_hits=1, last_used_s=0.0), _kept(2, last_used_s=99.0)
-    assert _order("slru", [resumed, fresh]) == [2, 1]
+    resumed = _kept(1, num_hits=1, last_used_s=0.0)
+    fresh = [_kept(2, last_used_s=98.0), _kept(3, last_used_s=99.0)]
+    assert _order("slru", [resumed, *fresh]) == [2, 3, 1]
 
 
 def test_slru_gives_up_the_longest_unused_within_each_segment():
@@ -132,7 +133,7 @@ def test_slru_gives_up_the_longest_unused_within_each_segment():
     assert _order("slru", sequences) == [4, 3, 2, 1]
 
 
-@pytest.mark.parametrize(("num_kept", "num_protected"), [(1, 0), (2, 1), (4, 3), (5, 4), (10, 8)])
+@pytest.mark.parametrize(("num_kept", "num_protected"), [(1, 0), (2, 0), (3, 1), (5, 3), (11, 8)])
 def test_slru_protects_no_more_than_its_share(num_kept, num_protected):
     kept = [_kept(n, num_hits=1, last_used_s=float(n)) for n in range(1, num_kept + 1)]
     levels = SLRUPolicy().levels(kept)
