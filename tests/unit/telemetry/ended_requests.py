@@ -1,0 +1,64 @@
+"""Records of requests that went differently, as an engine makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.engine.observer import Admission, RequestRecord
+
+SECRET = "tenant-of-secrets"
+
+FINISHED = RequestRecord(
+    request_id="chatcmpl-1",
+    tenant=SECRET,
+    session=b"session",
+    outcome="finished",
+    error_code=None,
+    finish_reason="stop",
+    tail="assistant",
+    prompt=TokenLedger(Identity(b"epoch", SECRET), range(100)),
+    output_ids=(1, 2, 3),
+    max_tokens=16,
+    boundary=98,
+    heads=(),
+    retain=True,
+    may_reuse=True,
+    priority=0,
+    ttl_s=None,
+    admission=Admission(
+        lane_id=1,
+        sequence_id=7,
+        reuse_path="append_frontier",
+        attach="registry",
+        cached_tokens=90,
+        gap_s=8.0,
+        diverged_at=None,
+        regret_tokens=0,
+    ),
+    arrived_at_s=10.0,
+    admitted_at_s=10.5,
+    prepared_at_s=10.75,
+    first_token_at_s=11.5,
+    ended_at_s=14.0,
+)
+
+FAILED = replace(
+    FINISHED,
+    outcome="failed",
+    error_code="request_failed",
+    finish_reason=None,
+    output_ids=(),
+    first_token_at_s=None,
+)
+
+TIMED_OUT = replace(
+    FAILED,
+    error_code="request_queue_timeout",
+    admission=None,
+    admitted_at_s=None,
+    prepared_at_s=None,
+)
+
+CANCELLED = replace(FINISHED, outcome="cancelled", finish_reason=None)
