@@ -10,7 +10,7 @@ from kvreg_service.settings import EvictionName, Settings
 
 
 def test_every_setting_is_an_option_of_serve() -> None:
-    # The model is an argument there, and a command line, which everybody reads, no place for secrets.
+    # The model is an argument there. A command line is no place for secrets: everybody reads it.
     elsewhere = {"model", "api_keys", "request_log_salt"}
     assert {option.name for option in OPTIONS} | elsewhere == set(Settings.model_fields)
 

@@ -1,0 +1,97 @@
+"""Reads a request log as its documentation says: which prompts begin with which prefixes.
+
+Owns the reading only. It knows the file and nothing of the service.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PAGE = 64
+Line = dict[str, Any]
+
+
+def read_lines(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class PrefixReader:
+    """Knows of every request line which prefixes its ledger begins with."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.requests = [line for line in lines if line["kind"] == "request"]
+        self._parents: dict[str, str | None] = {}
+        self._marks_inside: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
+        self._late: defaultdict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
+        for line in self.requests:
+            self._take_in(line)
+
+    def _take_in(self, line: Line) -> None:
+        before = line["known_page"]
+        for page in _explicit_pages(line):
+            self._parents[page] = before
+            before = page
+        pages = self.pages(line)
+        marks = dict(line["marks"])
+        for position, name in marks.items():
+            if position // PAGE < len(pages):
+                page = pages[position // PAGE]
+                if page is not None:
+                    self._marks_inside[page].add((position, name))
+        for number, position in line["late_marks"]:
+            self._late[line["engine"], number].add((position, marks[position]))
+
+    def pages(self, line: Line) -> list[str | None]:
+        """The names of a ledger's whole pages; None where the lines that told them are lost."""
+        known: list[str | None] = []
+        page = line["known_page"]
+        while page is not None and len(known) < line["num_known_pages"]:
+            known.append(page)
+            page = self._parents.get(page)
+        lost = line["num_known_pages"] - len(known)
+        return [None] * lost + known[::-1] + _explicit_pages(line)
+
+    def name(self, line: Line, position: int) -> tuple[int, str] | None:
+        """The name of the prefix of a line's own ledger that ends at one of its positions."""
+        if position % PAGE == 0:
+            page = self.pages(line)[position // PAGE - 1]
+            return (position, page) if page is not None else None
+        return position, dict(map(tuple, line["marks"]))[position]
+
+    def begins_with(self, line: Line, prefix: tuple[int, str]) -> bool:
+        """Whether a ledger begins with a prefix, by its name."""
+        position, _ = prefix
+        pages = self.pages(line)
+        if position % PAGE == 0:
+            num_pages = position // PAGE
+            return len(pages) >= num_pages and (position, pages[num_pages - 1]) == prefix
+        if prefix in {tuple(mark) for mark in line["marks"]}:
+            return True
+        if prefix in self._late[line["engine"], line["number"]]:
+            return True
+        page = pages[position // PAGE] if position // PAGE < len(pages) else None
+        return page is not None and prefix in self._marks_inside[page]
+
+    def longest_reuse(self, line: Line, others: Iterable[Line]) -> int:
+        """The longest prefix of a prompt at which one of the others had a state to keep."""
+        longest = 0
+        for other in others:
+            if other["tenant"] != line["tenant"]:
+                continue
+            heads = {head // PAGE * PAGE for head in other["heads"]} - {0}
+            positions = {other["boundary"], other["frontier"], *heads} - {None}
+            for position in positions:
+                prefix = self.name(other, position)
+                if longest < position < line["prompt_tokens"] and prefix is not None:
+                    longest = position if self.begins_with(line, prefix) else longest
+        return longest
+
+
+def _explicit_pages(line: Line) -> list[str]:
+    names = b64decode(line["pages"]).hex()
+    return [names[i : i + 16] for i in range(0, len(names), 16)]

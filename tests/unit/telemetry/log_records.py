@@ -1,0 +1,98 @@
+"""Records as an engine makes them, and logs that end when their test does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.engine.observer import Admission, RequestRecord
+from kvreg_service.telemetry.log_lines import EngineFacts
+from kvreg_service.telemetry.request_log import LogFile, LogLoss, RequestLog
+
+TIMEOUT_S = 30.0
+"""Nothing here takes this long; without a limit a bug would stop all tests."""
+
+FACTS = EngineFacts(
+    version="1", host="here", model="tiny", profile=None, profile_hash="0123", lanes=1, entries=1,
+    anchors=2, current_state="keep", exchange=True, eviction="cost", prefix_reuse=True,
+    max_context_tokens=4096, prefill_chunk_tokens=512, queue_limit=64, queue_timeout_s=60.0,
+    kv_dtype="fp32", device="cpu", num_pages=100, page_bytes=640, slot_bytes=1000,
+)  # fmt: skip
+
+ADMISSION = Admission(
+    lane_id=0,
+    sequence_id=1,
+    reuse_path="full_reset",
+    attach="none",
+    cached_tokens=0,
+    gap_s=None,
+    diverged_at=None,
+    regret_tokens=0,
+)
+
+_RECORD = RequestRecord(
+    request_id="chatcmpl-1",
+    tenant="default",
+    session=b"session",
+    outcome="finished",
+    error_code=None,
+    finish_reason="stop",
+    tail="user",
+    prompt=TokenLedger(Identity(b"epoch", "default")),
+    output_ids=(1, 2),
+    max_tokens=16,
+    boundary=None,
+    heads=(),
+    retain=True,
+    may_reuse=True,
+    priority=0,
+    ttl_s=None,
+    admission=ADMISSION,
+    arrived_at_s=100.0,
+    admitted_at_s=100.25,
+    prepared_at_s=100.5,
+    first_token_at_s=101.0,
+    ended_at_s=102.0,
+)
+
+
+def record(tokens: Sequence[int], *, tenant: str = "default", **more: Any) -> RequestRecord:
+    """A request whose prompt these tokens are."""
+    prompt = TokenLedger(Identity(b"epoch", tenant), tokens)
+    return replace(_RECORD, tenant=tenant, prompt=prompt, **more)
+
+
+class Counts:
+    """Counts as metrics do, and lets a test wait for the next line."""
+
+    def __init__(self) -> None:
+        self.lost: list[LogLoss] = []
+        self._written = threading.Semaphore(0)
+        self._lost = threading.Semaphore(0)
+
+    def log_line_written(self) -> None:
+        self._written.release()
+
+    def log_line_lost(self, reason: LogLoss) -> None:
+        self.lost.append(reason)
+        self._lost.release()
+
+    def wait_written(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self._written.acquire(timeout=TIMEOUT_S), "no line was written"
+
+    def wait_lost(self) -> None:
+        assert self._lost.acquire(timeout=TIMEOUT_S), "no line was lost"
+
+
+def write_log(path: Path, records: Sequence[RequestRecord], **file: Any) -> None:
+    """Log these requests and end the engine."""
+    log = RequestLog(LogFile(path, **file), FACTS)
+    for one in records:
+        log.request_ended(one)
+    assert log.close(TIMEOUT_S)
