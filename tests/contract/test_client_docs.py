@@ -1,0 +1,186 @@
+"""docs/clients.md against a real server: its examples run, and print what it says they print.
+
+Numbers may change with the model and the machine, so any number is as good as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from kvreg_service.cli import OPTIONS
+from kvreg_service.core.events import EvictionReason
+from kvreg_service.engine.interface import Attach, ReusePath
+from kvreg_service.setting_names import flag_name
+from kvreg_service.tenants.key_document import parse_keyring
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
+ADDRESS = "http://127.0.0.1:8000"
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A piece of code, the line it begins at, and what it prints; None where that may vary."""
+
+    language: str
+    code: str
+    line: int
+    output: str | None = ""
+
+    def __str__(self) -> str:
+        return f"{self.language}-line-{self.line}"
+
+
+@dataclass
+class Play:
+    """What every example has printed, and the first error, with which the play ended."""
+
+    outputs: dict[Example, str] = field(default_factory=dict)
+    failed: Example | None = None
+    error: str = ""
+
+
+def _read_examples() -> list[Example]:
+    text = DOCUMENT.read_text()
+    examples: list[Example] = []
+    for fence in _FENCE.finditer(text):
+        language, code = fence.groups()
+        if language in ("text", "log"):
+            # What depends on how fast the machine is stands in a log.
+            examples[-1] = replace(examples[-1], output=code if language == "text" else None)
+        else:
+            examples.append(Example(language, code, text.count("\n", 0, fence.start()) + 2))
+    return examples
+
+
+EXAMPLES = _read_examples()
+START = next(example for example in EXAMPLES if example.code.startswith("kvreg serve"))
+PLAYED = [one for one in EXAMPLES if one.language in ("python", "sh") and one is not START]
+TABLES = [one for one in EXAMPLES if one.language == "toml"]
+
+
+def _serve_arguments() -> list[str]:
+    command, _, log = START.code.strip().partition(" > ")
+    assert log == "kvreg.log"
+    return shlex.split(command)[1:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("clients")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    """Start the server as the document says, but on a free port."""
+    arguments = [sys.executable, "-m", "kvreg_service", *_serve_arguments(), "--port", "0"]
+    log = folder / "kvreg.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(arguments, stdout=output, cwd=folder, env=_environment())
+    try:
+        while not log.read_bytes().partition(b"\n")[1]:
+            assert server.poll() is None, "the server has ended"
+        yield log.read_text().splitlines()[0]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _environment() -> dict[str, str]:
+    """The environment without settings of anybody, and with this interpreter as `python`."""
+    ours = ("KVREG_", "OPENAI_", "ANTHROPIC_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+@pytest.fixture(scope="module")
+def play(url: str, folder: Path) -> Iterator[Play]:
+    play = Play()
+    names: dict[str, Any] = {}
+    try:
+        for example in PLAYED:
+            code = example.code.replace(ADDRESS, url)
+            try:
+                if example.language == "python":
+                    play.outputs[example] = _run_python(code, names)
+                else:
+                    play.outputs[example] = _run_shell(code, folder)
+            except Exception as err:  # noqa: BLE001 - whatever an example raises is its failure
+                play.failed, play.error = example, repr(err)
+                break
+        yield play
+    finally:
+        for name in ("client", "claude"):
+            if name in names:
+                names[name].close()
+
+
+def _run_python(code: str, names: dict[str, Any]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(code, names)
+    return output.getvalue()
+
+
+def _run_shell(code: str, folder: Path) -> str:
+    command = ["bash", "-euo", "pipefail", "-c", code]
+    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def _without_numbers(text: str) -> list[str]:
+    return [_NUMBER.sub("N", line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("example", PLAYED, ids=str)
+def test_example_runs_and_prints_what_the_document_says(play: Play, example: Example) -> None:
+    if example not in play.outputs:
+        assert play.failed is not None
+        pytest.fail(f"{play.failed}: {play.error}")
+    if example.output is not None:
+        assert _without_numbers(play.outputs[example]) == _without_numbers(example.output)
+
+
+@pytest.mark.parametrize("example", TABLES, ids=str)
+def test_table_of_keys_is_valid(example: Example) -> None:
+    assert len(parse_keyring(example.code.encode(), "toml", "clients.md"))
+
+
+def test_every_option_that_is_named_exists() -> None:
+    named = set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", DOCUMENT.read_text()))
+    assert named <= {flag_name(option.name) for option in OPTIONS}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [*get_args(ReusePath), *get_args(Attach), *(reason.value for reason in EvictionReason)],
+)
+def test_every_word_that_the_server_uses_is_explained(word: str) -> None:
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    assert any(f"`{word}`" in row.split("|")[1] for row in rows)
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", DOCUMENT.read_text()))))
+def test_every_link_inside_of_the_documents_leads_somewhere(link: str) -> None:
+    if link.startswith("http"):
+        pytest.skip("is outside")
+    path, _, anchor = link.partition("#")
+    target = DOCUMENT.parent / path if path else DOCUMENT
+    assert target.is_file()
+    text = target.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert not anchor or anchor in slugs or f'id="{anchor}"' in text
