@@ -1,53 +1,25 @@
-"""Clients, a scheduler, a runner that notices wrong moves, and an observer of all of them.
-
-The machine plays random traffic step by step. After every step the scheduler's bookkeeping is
-compared with the observer's, the runner's states and pages with both, every answer with that of a
-cold run, and every admission, eviction, anchor and pin with its oracle.
-"""
+"""Random traffic: what clients and operators do with a scheduler that is watched at every step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from admission_oracle import check_admission
-from anchor_oracle import AnchorOracle
 from conversations import Conversation, Prompt, user_turn, words
-from event_mirror import Mirror, ends_first
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from ranking import Profile, Ranking
-from seen import Seen
-from share_oracle import ShareOracle
-from step_audit import StepAudit
+from observed_scheduler import COST, STOP_TOKENS, ObservedScheduler
+from ranking import Profile
 
-from kvreg_service.core import events
-from kvreg_service.core.admission import AdmissionRules
-from kvreg_service.core.errors import (
-    KvregError,
-    Overloaded,
-    PinRefused,
-    QueueTimeout,
-    SessionBusy,
-    SessionNotFound,
-)
-from kvreg_service.core.events import EvictionReason
 from kvreg_service.core.identity import Identity
-from kvreg_service.core.ids import AnchorId, RequestId, SequenceId
+from kvreg_service.core.ids import RequestId
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.pages import PageState
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Head, Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import CheckpointKind
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import StepPlan
-from kvreg_service.core.value import CostModel
-from kvreg_service.fake_runner import FakeRunner, Prefix
 
 MAX_CONTEXT = 512
 CONTEXT_PAGES = MAX_CONTEXT // 64
-STOP_TOKENS = frozenset({4, 5})
 
 CONVERSATIONS = st.integers(0, 2)
 NUM_WORDS = st.sampled_from([1, 3, 20, 40, 62, 63, 64, 65])
@@ -72,14 +44,8 @@ UNTIL_IDLE = 1000
 THEN = st.sampled_from([UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, 3, 0])
 
 
-def next_token(prefix: Prefix) -> int:
-    """Depend on the whole prefix; one token in sixteen ends the answer."""
-    token = hash(prefix) % 100
-    return 4 + token % 2 if token < 3 else 10 + token % 90
-
-
 class SchedulerMachine(RuleBasedStateMachine):
-    """Clients, a scheduler, a runner that notices wrong moves, and an observer."""
+    """Three conversations, side requests, and an operator."""
 
     @initialize(
         lanes=st.sampled_from([1, 1, 2, 3]),
@@ -107,31 +73,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         quota,
     ):
         keep = keep or entries == 0
-        cost = CostModel(slot_bytes=1000, page_bytes=640)
-        eviction = build_policy(policy, cost)
+        eviction = build_policy(policy, COST)
         profile = Profile(lanes, entries, anchors, keep, exchange, eviction, MAX_CONTEXT)
-        self.profile = profile
-        self.layout = SlotLayout(lanes, entries, keep, anchors)
-        self.num_pages = CONTEXT_PAGES + spare_pages
-        limits = SchedulerLimits(
-            self.layout, self.num_pages, MAX_CONTEXT, chunk, queue_limit, queue_timeout_s=60.0
-        )
-        self.scheduler = Scheduler(limits, AdmissionRules(eviction, exchange), cost)
-        self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
-        self.mirror = Mirror(keep, self.num_pages, self._check_victim, self._lend)
-        self.shares = ShareOracle(self.mirror, profile)
-        first_slot = self.layout.anchor(AnchorId(0)) if anchors else self.layout.num_slots
-        self.anchors = AnchorOracle(self.mirror, profile, first_slot)
-        self.first_anchor_slot = first_slot
-        self.audit = StepAudit(self.scheduler, self.runner, self.mirror)
+        num_pages = CONTEXT_PAGES + spare_pages
+        self.engine = ObservedScheduler(profile, num_pages, chunk, queue_limit, self.answered)
+        self.spare_pages = spare_pages
         self.clients = [
             Conversation(str(index), words("system", size))
             for index, size in enumerate(SYSTEM_TOKENS)
         ]
         self.waiting: dict[str, Conversation] = {}
-        self.failing: set[str] = set()
-        self.fails_next_moves = self.fails_next_capture = False
-        self.now_s = 1000.0
         # The third client is of the other tenant, and keeps its own then.
         self.has_two_tenants = quota is not None
         if quota is not None:
@@ -151,10 +102,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra=PLAIN,
     ):
         request = Request(
-            request_id=RequestId(f"r{len(self.mirror.requests)}"),
+            request_id=RequestId(f"r{len(self.engine.mirror.requests)}"),
             prompt=TokenLedger(Identity(b"epoch", tenant), prompt.tokens),
             max_tokens=max_tokens,
-            arrival_s=self.now_s,
+            arrival_s=self.engine.now_s,
             stop_token_ids=STOP_TOKENS,
             boundary=prompt.boundary,
             boundary_kind=CheckpointKind(kind),
@@ -164,22 +115,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         if not 0 < request.prompt_tokens < MAX_CONTEXT:
             return None
-        try:
-            self.scheduler.submit(request)
-        except Overloaded:
-            num_idle = self.layout.lanes - self.scheduler.num_running
-            limit = self.scheduler.limits.queue_limit
-            # An attach that failed is queued again, whatever the limit.
-            assert self.scheduler.queue_length - num_idle >= limit
+        if not self.engine.submit(request):
             return None
-        self.mirror.submitted(request)
         self.run_steps(then)
         return request.request_id
 
     def submit_main(self, which: int, prompt: Prompt, then: int, **options) -> None:
         client = self.clients[which]
         self.waiting = {i: c for i, c in self.waiting.items() if c is not client}
-        self.waiting[f"r{len(self.mirror.requests)}"] = client
+        self.waiting[f"r{len(self.engine.mirror.requests)}"] = client
         if self.submit_of(which, prompt, then, **options) is None:
             client.restart()
 
@@ -295,27 +239,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def trouble(self, what, index, seconds):
         """A client leaves, the next step on a request fails, something is dropped, time passes."""
-        open_ids = [i for i in self.mirror.requests if i not in self.mirror.terminals]
+        engine, open_ids = self.engine, self.engine.open_requests()
         match what:
             case "drop":
-                self.take(self._drop(index))
+                engine.take(engine.drop(index))
             case "wait":
-                self.now_s += seconds
+                engine.now_s += seconds
             case "cancel" if open_ids:
-                self._cancel(open_ids[index % len(open_ids)])
+                engine.cancel(open_ids[index % len(open_ids)])
             case "fail moves":
-                self.fails_next_moves = True
+                engine.fails_next_moves = True
             case "fail capture":
-                self.fails_next_capture = True
+                engine.fails_next_capture = True
             case "fail work" if open_ids:
-                self.failing.add(open_ids[index % len(open_ids)])
-
-    def _cancel(self, request_id: str) -> None:
-        happened = self.scheduler.cancel(RequestId(request_id), self.now_s)
-        event = happened[-1]
-        assert isinstance(event, events.Cancelled)
-        assert event.completion_tokens == len(self.mirror.outputs[request_id])
-        self.take(happened)
+                engine.failing.add(open_ids[index % len(open_ids)])
 
     @rule(
         what=st.sampled_from(CARE),
@@ -324,43 +261,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def care(self, what, index, seconds=30.0):
         """An operator pins something or lets it go, or gives the other tenant another quota."""
+        engine, profile = self.engine, self.engine.profile
         match what:
-            case "pin" if self.mirror.kept():
-                self._pin(self._pick(index), seconds)
-            case "unpin" if self.mirror.kept():
-                seen = self._pick(index)
-                self.scheduler.unpin(SequenceId(seen.sequence_id))
-                seen.pinned_until_s = None
+            case "pin" if engine.mirror.kept():
+                engine.pin(engine.pick(index), seconds)
+            case "unpin" if engine.mirror.kept():
+                engine.unpin(engine.pick(index))
             case "quota" if self.has_two_tenants:
-                spare = self.num_pages - CONTEXT_PAGES
-                entries = min(index % 4, self.profile.entries)
-                pages = min((0, 3, 6, 12)[index % 4], spare)
-                self._set_quotas({"theirs": Quota(entries, pages, min(1, self.profile.anchors))})
+                entries = min(index % 4, profile.entries)
+                pages = min((0, 3, 6, 12)[index % 4], self.spare_pages)
+                engine.set_quotas({"theirs": Quota(entries, pages, min(1, profile.anchors))})
             case "no quota":
-                self._set_quotas({})
-
-    def _pick(self, index: int) -> Seen:
-        kept = sorted(self.mirror.kept(), key=lambda seen: seen.sequence_id)
-        return kept[index % len(kept)]
-
-    def _pin(self, seen: Seen, seconds: float) -> None:
-        may_pin = self.shares.may_pin(seen, self.now_s)
-        try:
-            self.scheduler.pin(SequenceId(seen.sequence_id), seconds, self.now_s)
-        except PinRefused:
-            assert not may_pin, "a pin that leaves enough was refused"
-            return
-        assert may_pin, "a pin leaves too little"
-        seen.pinned_until_s = self.now_s + seconds
-
-    def _set_quotas(self, quotas: dict[str, Quota]) -> None:
-        happened = self.scheduler.set_quotas(quotas, self.now_s)
-        self.mirror.quotas = quotas
-        for seen in self.mirror.kept():
-            seen.is_lent = False
-        self.take(happened)
-        for tenant in quotas:
-            self.shares.lend(tenant, self.now_s)
+                engine.set_quotas({})
 
     # What the engine does.
 
@@ -370,181 +282,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def run_steps(self, count: int, dropped: int | None = None) -> None:
         if count == UNTIL_IDLE:
-            self.drain()
+            self.engine.drain()
             return
         for _ in range(count):
-            if not self.scheduler.has_work:
+            if not self.engine.scheduler.has_work:
                 break
-            self.step(dropped)
+            self.engine.step(dropped)
             dropped = None
 
-    def drain(self) -> None:
-        # Each open request is waited for, prefilled in chunks, and decodes token by token.
-        open_ids = [i for i in self.mirror.requests if i not in self.mirror.terminals]
-        bound = 0
-        for request_id in open_ids:
-            request = self.mirror.requests[request_id]
-            chunk = self.scheduler.limits.prefill_chunk_tokens
-            answer = min(request.max_tokens, MAX_CONTEXT - request.prompt_tokens)
-            bound += 3 + len(request.heads) + request.prompt_tokens // chunk + answer
-        num_steps = 0
-        while self.scheduler.has_work:
-            self.step()
-            num_steps += 1
-            assert num_steps <= bound, "somebody starves"
-
-    def step(self, dropped: int | None = None) -> None:
-        commit_s = self.now_s + 0.25
-        plan = self.scheduler.schedule(self.now_s)
-        num_free_after = self.scheduler.holdings.pages.num_free
-        num_planned = len(self.scheduler.holdings.events)
-        self.audit.check_plan(plan)
-        self._inject(plan)
-        result = self.runner.execute(plan)
-        # An operator may drop something while the step is computed. The events of the plan on its
-        # way are reported later, although they came first.
-        dropped_then = [] if dropped is None else self._drop(dropped)
-        happened = self.scheduler.commit(plan, result, commit_s)
-        self._check_planned(plan, happened[:num_planned], num_free_after)
-        self._check_failures(happened, result.failed)
-        self.take(dropped_then)
-        self.mirror.apply_result(
-            plan, result, happened[num_planned:], self.first_anchor_slot, self.now_s, commit_s
-        )
-        self.now_s = commit_s
-        self._check_outputs(happened)
-        self.audit.check_bookkeeping(commit_s)
-        self.shares.check(commit_s)
-
-    def _check_planned(
-        self, plan: StepPlan, happened: list[events.Event], num_free_after: int
-    ) -> None:
-        """Follow what `schedule` did, and ask at each point whether it had to."""
-        self.mirror.end_pins(self.now_s)
-        first = next((i for i, e in enumerate(happened) if not _is_over(e)), len(happened))
-        self.mirror.apply_planned(happened[:first], self.now_s)
-        for seen in self.mirror.kept():
-            assert not self._is_expired(seen), "it is kept beyond its time"
-        happened = happened[first:]
-        admitted = [e.request_id for e in happened if isinstance(e, events.Admitted)]
-        next_request = self.shares.next_request(self.now_s)
-        assert admitted == ([next_request] if next_request is not None else [])
-        num_free = self.mirror.num_free_pages
-        check_admission(self.mirror, self.profile, happened, num_free, self.now_s)
-        self._check_page_evictions(happened, num_free_after)
-        self.anchors.note_admission(happened)
-        self.anchors.begin_step(plan)
-        self.mirror.apply_planned(happened, self.now_s)
-        self.anchors.check_plan(plan, happened, self.now_s)
-
-    def _inject(self, plan: StepPlan) -> None:
-        failing = self.failing & {work.request_id for work in plan.work}
-        self.failing -= failing
-        captures = {work.request_id for work in plan.work if work.capture_to is not None}
-        if self.fails_next_capture and captures:
-            failing |= captures
-            self.fails_next_capture = False
-        self.runner.fails_moves = self.fails_next_moves and plan.preparation is not None
-        if self.runner.fails_moves:
-            failing = {plan.preparation.request_id}
-            self.fails_next_moves = False
-        self.runner.fail_next = {RequestId(i): KvregError("injected") for i in failing}
-
-    def take(self, happened: list[events.Event]) -> None:
-        for event in ends_first(happened):
-            self.mirror.apply(event, self.now_s)
-        self.mirror.settle(self.now_s)
-
-    def _drop(self, index: int) -> list[events.Event]:
-        if not self.mirror.kept():
-            return []
-        seen = self._pick(index)
-        try:
-            return self.scheduler.drop_sequence(SequenceId(seen.sequence_id), seen.tenant)
-        except (SessionBusy, SessionNotFound):
-            # The step on its way has just taken it.
-            return []
-
-    # What must hold.
-
-    def _lend(self, tenant: str, now_s: float) -> None:
-        self.shares.lend(tenant, now_s)
-
-    def _is_expired(self, seen: Seen) -> bool:
-        is_over = seen.expires_s is not None and seen.expires_s <= self.now_s
-        return is_over and not seen.is_pinned(self.now_s)
-
-    def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
-        if reason not in (EvictionReason.REQUESTED, EvictionReason.FAILED):
-            assert not victim.is_pinned(now_s), "what is pinned was given up"
-        match reason:
-            case EvictionReason.PAGES_NEEDED:
-                assert victim in self._first_for_pages(now_s)
-            case EvictionReason.EXPIRED:
-                assert self._is_expired(victim)
-            case EvictionReason.QUOTA:
-                assert self.shares.is_over(victim.tenant)
-            case EvictionReason.ANCHOR_NEEDED:
-                self.anchors.check_victim(victim, now_s)
-
-    def _first_for_pages(self, now_s: float) -> list[Seen | None]:
-        """Who goes first for pages of any tenant that runs: who frees any, before all others."""
-        ranking, kept = Ranking(self.mirror, self.profile, now_s), self.mirror.kept()
-        freeing = [seen for seen in kept if self.mirror.frees_any(seen)]
-        tenants = {seen.tenant for seen in self.mirror.running()}
-        return [ranking.first(freeing, one) or ranking.first(kept, one) for one in tenants]
-
-    def _check_page_evictions(self, happened: list[events.Event], num_free_after: int) -> None:
-        """No more is taken from kept sequences than is needed."""
-        taken = [e for e in happened if isinstance(e, events.Evicted)]
-        if taken and taken[-1].reason is EvictionReason.PAGES_NEEDED:
-            assert num_free_after < max(1, (taken[-1].tokens + 63) // 64)
-
-    def _check_failures(self, happened, injected) -> None:
-        for event in happened:
-            if isinstance(event, events.Failed) and not isinstance(event.error, QueueTimeout):
-                assert event.request_id in injected, event.error
-
-    def _check_outputs(self, happened: list[events.Event]) -> None:
-        for event in happened:
-            if isinstance(event, events.TokenSampled):
-                request = self.mirror.requests[event.request_id]
-                output = self.mirror.outputs[event.request_id]
-                cold = next_token((*request.prompt.tokens, *output[:-1]))
-                assert event.token == cold, "the answer differs from that of a cold run"
-            if isinstance(event, events.Finished):
-                self._check_finished(event)
-
-    def _check_finished(self, event: events.Finished) -> None:
-        request = self.mirror.requests[event.request_id]
-        output = self.mirror.outputs[event.request_id]
-        cached, computed = (
-            self.mirror.cached[event.request_id],
-            self.mirror.computed[event.request_id],
-        )
-        assert cached + computed == request.prompt_tokens
-        assert event.completion_tokens == len(output) <= request.max_tokens
-        assert request.prompt_tokens + len(output) <= MAX_CONTEXT
-        stopped = output[-1] in STOP_TOKENS
-        assert event.reason.value == ("stop" if stopped else "length")
-        client = self.waiting.pop(event.request_id, None)
+    def answered(self, request_id: RequestId, answer: list[int]) -> None:
+        client = self.waiting.pop(request_id, None)
         if client is not None:
-            client.answer = output
+            client.answer = answer
 
     def teardown(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        self.drain()
-        assert set(self.mirror.terminals) == set(self.mirror.requests)
-        for seen in self.mirror.kept():
-            self.take(self.scheduler.drop_sequence(SequenceId(seen.sequence_id)))
-        self.scheduler.check_invariants(self.now_s)
-        assert not self.mirror.sequences
-        assert self.scheduler.holdings.pages.count()[PageState.FREE] == self.num_pages
-
-
-def _is_over(event: events.Event) -> bool:
-    """Whether a step begins with it: what has expired, and who has waited too long."""
-    if isinstance(event, events.Evicted):
-        return event.reason is EvictionReason.EXPIRED
-    return isinstance(event, events.Failed)
+        if hasattr(self, "engine"):
+            self.engine.finish()

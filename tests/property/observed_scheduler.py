@@ -1,0 +1,307 @@
+"""A scheduler with a runner that notices wrong moves, watched at every step.
+
+After every step the scheduler's bookkeeping is compared with the observer's, the runner's states
+and pages with both, every answer with that of a cold run, and every admission, eviction, anchor and
+pin with its oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from admission_oracle import check_admission
+from anchor_oracle import AnchorOracle
+from event_mirror import Mirror, ends_first
+from ranking import Profile, Ranking
+from seen import Seen
+from share_oracle import ShareOracle
+from step_audit import StepAudit
+
+from kvreg_service.core import events
+from kvreg_service.core.admission import AdmissionRules
+from kvreg_service.core.errors import (
+    KvregError,
+    Overloaded,
+    PinRefused,
+    QueueTimeout,
+    SessionBusy,
+    SessionNotFound,
+)
+from kvreg_service.core.events import EvictionReason
+from kvreg_service.core.ids import AnchorId, RequestId, SequenceId
+from kvreg_service.core.pages import PageState
+from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Request
+from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.step import StepPlan
+from kvreg_service.core.value import CostModel
+from kvreg_service.fake_runner import FakeRunner, Prefix
+
+STOP_TOKENS = frozenset({4, 5})
+COST = CostModel(slot_bytes=1000, page_bytes=640)
+
+
+def next_token(prefix: Prefix) -> int:
+    """Depend on the whole prefix; one token in sixteen ends the answer."""
+    token = hash(prefix) % 100
+    return 4 + token % 2 if token < 3 else 10 + token % 90
+
+
+class ObservedScheduler:
+    """What an engine and its operator do with a scheduler. ``answered`` is told of every answer.
+
+    ``failing`` names requests whose next work fails; the flags do the same to moves and captures.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        num_pages: int,
+        chunk_tokens: int,
+        queue_limit: int,
+        answered: Callable[[RequestId, list[int]], None],
+    ) -> None:
+        self.profile = profile
+        self.num_pages = num_pages
+        layout = SlotLayout(
+            profile.lanes, profile.entries, profile.keep_current, anchors=profile.anchors
+        )
+        limits = SchedulerLimits(
+            layout, num_pages, profile.context_tokens, chunk_tokens, queue_limit
+        )
+        rules = AdmissionRules(profile.policy, profile.exchange)
+        self.scheduler = Scheduler(limits, rules, COST)
+        self.runner = FakeRunner(layout.num_slots, num_pages, next_token)
+        self.mirror = Mirror(profile.keep_current, num_pages, self._check_victim, self._lend)
+        self.shares = ShareOracle(self.mirror, profile)
+        has_anchors = profile.anchors > 0
+        self._first_anchor_slot = layout.anchor(AnchorId(0)) if has_anchors else layout.num_slots
+        self.anchors = AnchorOracle(self.mirror, profile, self._first_anchor_slot)
+        self.audit = StepAudit(self.scheduler, self.runner, self.mirror)
+        self.failing: set[str] = set()
+        self.fails_next_moves = self.fails_next_capture = False
+        self.now_s = 1000.0
+        self._answered = answered
+
+    # What clients and operators do.
+
+    def submit(self, request: Request) -> bool:
+        """Whether there was room in the queue."""
+        try:
+            self.scheduler.submit(request)
+        except Overloaded:
+            num_idle = self.profile.lanes - self.scheduler.num_running
+            limit = self.scheduler.limits.queue_limit
+            # An attach that failed is queued again, whatever the limit.
+            assert self.scheduler.queue_length - num_idle >= limit
+            return False
+        self.mirror.submitted(request)
+        return True
+
+    def open_requests(self) -> list[str]:
+        return [i for i in self.mirror.requests if i not in self.mirror.terminals]
+
+    def cancel(self, request_id: str) -> None:
+        happened = self.scheduler.cancel(RequestId(request_id), self.now_s)
+        event = happened[-1]
+        assert isinstance(event, events.Cancelled)
+        assert event.completion_tokens == len(self.mirror.outputs[request_id])
+        self.take(happened)
+
+    def pick(self, index: int) -> Seen:
+        kept = sorted(self.mirror.kept(), key=lambda seen: seen.sequence_id)
+        return kept[index % len(kept)]
+
+    def pin(self, seen: Seen, seconds: float) -> None:
+        may_pin = self.shares.may_pin(seen, self.now_s)
+        try:
+            self.scheduler.pin(SequenceId(seen.sequence_id), seconds, self.now_s)
+        except PinRefused:
+            assert not may_pin, "a pin that leaves enough was refused"
+            return
+        assert may_pin, "a pin leaves too little"
+        seen.pinned_until_s = self.now_s + seconds
+
+    def set_quotas(self, quotas: dict[str, Quota]) -> None:
+        happened = self.scheduler.set_quotas(quotas, self.now_s)
+        self.mirror.quotas = quotas
+        for seen in self.mirror.kept():
+            seen.is_lent = False
+        self.take(happened)
+        for tenant in quotas:
+            self.shares.lend(tenant, self.now_s)
+
+    def unpin(self, seen: Seen) -> None:
+        self.scheduler.unpin(SequenceId(seen.sequence_id))
+        seen.pinned_until_s = None
+
+    def drop(self, index: int) -> list[events.Event]:
+        """Drop what is picked; the events are still to be taken."""
+        if not self.mirror.kept():
+            return []
+        seen = self.pick(index)
+        try:
+            return self.scheduler.drop_sequence(SequenceId(seen.sequence_id), seen.tenant)
+        except (SessionBusy, SessionNotFound):
+            # The step on its way has just taken it.
+            return []
+
+    def take(self, happened: list[events.Event]) -> None:
+        for event in ends_first(happened):
+            self.mirror.apply(event, self.now_s)
+        self.mirror.settle(self.now_s)
+
+    # What the engine does.
+
+    def drain(self) -> None:
+        # Each open request is waited for, prefilled in chunks, and decodes token by token.
+        bound = 0
+        for request_id in self.open_requests():
+            request = self.mirror.requests[request_id]
+            chunk = self.scheduler.limits.prefill_chunk_tokens
+            answer = min(request.max_tokens, self.profile.context_tokens - request.prompt_tokens)
+            bound += 3 + len(request.heads) + request.prompt_tokens // chunk + answer
+        num_steps = 0
+        while self.scheduler.has_work:
+            self.step()
+            num_steps += 1
+            assert num_steps <= bound, "somebody starves"
+
+    def step(self, dropped: int | None = None) -> None:
+        commit_s = self.now_s + 0.25
+        plan = self.scheduler.schedule(self.now_s)
+        num_free_after = self.scheduler.holdings.pages.num_free
+        num_planned = len(self.scheduler.holdings.events)
+        self.audit.check_plan(plan)
+        self._inject(plan)
+        result = self.runner.execute(plan)
+        # An operator may drop something while the step is computed. The events of the plan on its
+        # way are reported later, although they came first.
+        dropped_then = [] if dropped is None else self.drop(dropped)
+        happened = self.scheduler.commit(plan, result, commit_s)
+        self._check_planned(plan, happened[:num_planned], num_free_after)
+        self._check_failures(happened, result.failed)
+        self.take(dropped_then)
+        self.mirror.apply_result(
+            plan, result, happened[num_planned:], self._first_anchor_slot, self.now_s, commit_s
+        )
+        self.now_s = commit_s
+        self._check_outputs(happened)
+        self.audit.check_bookkeeping(commit_s)
+        self.shares.check(commit_s)
+
+    def _check_planned(
+        self, plan: StepPlan, happened: list[events.Event], num_free_after: int
+    ) -> None:
+        """Follow what `schedule` did, and ask at each point whether it had to."""
+        self.mirror.end_pins(self.now_s)
+        first = next((i for i, e in enumerate(happened) if not _is_over(e)), len(happened))
+        self.mirror.apply_planned(happened[:first], self.now_s)
+        for seen in self.mirror.kept():
+            assert not self._is_expired(seen), "it is kept beyond its time"
+        happened = happened[first:]
+        admitted = [e.request_id for e in happened if isinstance(e, events.Admitted)]
+        next_request = self.shares.next_request(self.now_s)
+        assert admitted == ([next_request] if next_request is not None else [])
+        num_free = self.mirror.num_free_pages
+        check_admission(self.mirror, self.profile, happened, num_free, self.now_s)
+        self._check_page_evictions(happened, num_free_after)
+        self.anchors.note_admission(happened)
+        self.anchors.begin_step(plan)
+        self.mirror.apply_planned(happened, self.now_s)
+        self.anchors.check_plan(plan, happened, self.now_s)
+
+    def _inject(self, plan: StepPlan) -> None:
+        failing = self.failing & {work.request_id for work in plan.work}
+        self.failing -= failing
+        captures = {work.request_id for work in plan.work if work.capture_to is not None}
+        if self.fails_next_capture and captures:
+            failing |= captures
+            self.fails_next_capture = False
+        self.runner.fails_moves = self.fails_next_moves and plan.preparation is not None
+        if self.runner.fails_moves:
+            failing = {plan.preparation.request_id}
+            self.fails_next_moves = False
+        self.runner.fail_next = {RequestId(i): KvregError("injected") for i in failing}
+
+    # What must hold.
+
+    def _lend(self, tenant: str, now_s: float) -> None:
+        self.shares.lend(tenant, now_s)
+
+    def _is_expired(self, seen: Seen) -> bool:
+        is_over = seen.expires_s is not None and seen.expires_s <= self.now_s
+        return is_over and not seen.is_pinned(self.now_s)
+
+    def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
+        if reason not in (EvictionReason.REQUESTED, EvictionReason.FAILED):
+            assert not victim.is_pinned(now_s), "what is pinned was given up"
+        match reason:
+            case EvictionReason.PAGES_NEEDED:
+                assert victim in self._first_for_pages(now_s)
+            case EvictionReason.EXPIRED:
+                assert self._is_expired(victim)
+            case EvictionReason.QUOTA:
+                assert self.shares.is_over(victim.tenant)
+            case EvictionReason.ANCHOR_NEEDED:
+                self.anchors.check_victim(victim, now_s)
+
+    def _first_for_pages(self, now_s: float) -> list[Seen | None]:
+        """Who goes first for pages of any tenant that runs: who frees any, before all others."""
+        ranking, kept = Ranking(self.mirror, self.profile, now_s), self.mirror.kept()
+        freeing = [seen for seen in kept if self.mirror.frees_any(seen)]
+        tenants = {seen.tenant for seen in self.mirror.running()}
+        return [ranking.first(freeing, one) or ranking.first(kept, one) for one in tenants]
+
+    def _check_page_evictions(self, happened: list[events.Event], num_free_after: int) -> None:
+        """No more is taken from kept sequences than is needed."""
+        taken = [e for e in happened if isinstance(e, events.Evicted)]
+        if taken and taken[-1].reason is EvictionReason.PAGES_NEEDED:
+            assert num_free_after < max(1, (taken[-1].tokens + 63) // 64)
+
+    def _check_failures(self, happened, injected) -> None:
+        for event in happened:
+            if isinstance(event, events.Failed) and not isinstance(event.error, QueueTimeout):
+                assert event.request_id in injected, event.error
+
+    def _check_outputs(self, happened: list[events.Event]) -> None:
+        for event in happened:
+            if isinstance(event, events.TokenSampled):
+                request = self.mirror.requests[event.request_id]
+                output = self.mirror.outputs[event.request_id]
+                cold = next_token((*request.prompt.tokens, *output[:-1]))
+                assert event.token == cold, "the answer differs from that of a cold run"
+            if isinstance(event, events.Finished):
+                self._check_finished(event)
+
+    def _check_finished(self, event: events.Finished) -> None:
+        request = self.mirror.requests[event.request_id]
+        output = self.mirror.outputs[event.request_id]
+        cached, computed = (
+            self.mirror.cached[event.request_id],
+            self.mirror.computed[event.request_id],
+        )
+        assert cached + computed == request.prompt_tokens
+        assert event.completion_tokens == len(output) <= request.max_tokens
+        assert request.prompt_tokens + len(output) <= self.profile.context_tokens
+        stopped = output[-1] in STOP_TOKENS
+        assert event.reason.value == ("stop" if stopped else "length")
+        self._answered(event.request_id, output)
+
+    def finish(self) -> None:
+        """Serve what is left and give up what is kept; nothing may remain."""
+        self.drain()
+        assert set(self.mirror.terminals) == set(self.mirror.requests)
+        for seen in self.mirror.kept():
+            self.take(self.scheduler.drop_sequence(SequenceId(seen.sequence_id)))
+        self.scheduler.check_invariants(self.now_s)
+        assert not self.mirror.sequences
+        assert self.scheduler.holdings.pages.count()[PageState.FREE] == self.num_pages
+
+
+def _is_over(event: events.Event) -> bool:
+    """Whether a step begins with it: what has expired, and who has waited too long."""
+    if isinstance(event, events.Evicted):
+        return event.reason is EvictionReason.EXPIRED
+    return isinstance(event, events.Failed)
