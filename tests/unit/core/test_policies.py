@@ -32,14 +32,15 @@ def _kept(number, *, tokens=300, created_s=0.0, last_used_s=0.0, num_hits=0, pri
     )
 
 
-OLDEST, LONGEST_UNUSED, NEVER_RESUMED, SHORT, UNIMPORTANT, SELDOM, NEWEST = range(1, 8)
-SEVEN = (
+OLDEST, LONGEST_UNUSED, NEVER_RESUMED, SHORT, UNIMPORTANT, SELDOM, RECENT, NEWEST = range(1, 9)
+EIGHT = (
     _kept(OLDEST, created_s=0.0, last_used_s=180.0, num_hits=3),
     _kept(LONGEST_UNUSED, created_s=10.0, last_used_s=20.0, num_hits=9, tokens=1500),
     _kept(NEVER_RESUMED, created_s=190.0, last_used_s=190.0, tokens=700),
     _kept(SHORT, created_s=30.0, last_used_s=182.0, num_hits=2, tokens=20),
     _kept(UNIMPORTANT, created_s=40.0, last_used_s=184.0, num_hits=2, priority=-1),
     _kept(SELDOM, created_s=50.0, last_used_s=60.0, num_hits=1, tokens=1500),
+    _kept(RECENT, created_s=195.0, last_used_s=195.0),
     _kept(NEWEST, created_s=199.0, last_used_s=199.0),
 )
 NOW_S = 200.0
@@ -62,14 +63,14 @@ def _order(name, sequences, now_s=NOW_S):
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_each_policy_gives_up_another_one_first(name):
-    assert _order(name, SEVEN)[0] == VICTIMS[name]
+    assert _order(name, EIGHT)[0] == VICTIMS[name]
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @pytest.mark.parametrize("now_s", [0.0, 1e3, 1e9])
 def test_every_value_is_finite_and_above_zero(name, now_s):
     policy = build_policy(name, COST)
-    for one in SEVEN:
+    for one in EIGHT:
         assert 0.0 < policy.value(one, now_s) < float("inf")
 
 
@@ -169,10 +170,11 @@ def test_no_other_policy_knows_priorities(name):
 # Through the scheduler: the same traffic, who has left at its end.
 
 LENGTHS = {OLDEST: 250, LONGEST_UNUSED: 1500, NEVER_RESUMED: 700, SHORT: 20, UNIMPORTANT: 240}
-LENGTHS |= {SELDOM: 1400, NEWEST: 300}
+LENGTHS |= {SELDOM: 1400, RECENT: 300, NEWEST: 300}
 TRAFFIC = (
     *(OLDEST, *[LONGEST_UNUSED] * 10, SELDOM, SELDOM, SHORT, UNIMPORTANT),
-    *("pause", SHORT, UNIMPORTANT, SHORT, UNIMPORTANT, *[OLDEST] * 3, NEVER_RESUMED, NEWEST),
+    *("pause", SHORT, UNIMPORTANT, SHORT, UNIMPORTANT, *[OLDEST] * 3, NEVER_RESUMED),
+    *(RECENT, NEWEST),
 )
 PAUSE_S = 100.0
 
@@ -182,8 +184,8 @@ def _text(number: int, length: int) -> list[int]:
 
 
 def _play(make_core, name, **options):
-    """Seven sessions that are those of the table; return the core and their names by id."""
-    core = make_core(policy=name, num_pages=90, **options)
+    """Eight sessions that are those of the table; return the core and their names by id."""
+    core = make_core(policy=name, num_pages=95, **options)
     for number in TRAFFIC:
         if number == "pause":
             core.now_s += PAUSE_S
@@ -192,7 +194,7 @@ def _play(make_core, name, **options):
         priority = -1 if number == UNIMPORTANT else 0
         core.run([*_text(number, length), 7], boundary=length, max_tokens=1, priority=priority)
     names = {one.sequence_id: one.ledger.tokens[0] // 10_000 for one in core.kept()}
-    assert sorted(names.values()) == list(range(1, 8)), "the precondition of these tests"
+    assert sorted(names.values()) == list(range(1, 9)), "the precondition of these tests"
     return core, names
 
 
@@ -202,27 +204,27 @@ def _given_up(outcome, names):
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_each_policy_gives_the_lane_of_another_one_to_a_newcomer(make_core, name):
-    core, names = _play(make_core, name, lanes=7)
+    core, names = _play(make_core, name, lanes=8)
     outcome = core.run(_text(9, 90), max_tokens=1)
     assert _given_up(outcome, names) == [(VICTIMS[name], EvictionReason.DISPLACED)]
 
 
 @pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "none"])
 def test_each_policy_gives_the_entry_of_another_one_to_what_is_displaced(make_core, name):
-    core, names = _play(make_core, name, lanes=1, entries=6)
+    core, names = _play(make_core, name, lanes=1, entries=7)
     outcome = core.run(_text(9, 90), max_tokens=1)
     assert _given_up(outcome, names) == [(VICTIMS[name], EvictionReason.ENTRY_NEEDED)]
 
 
 def test_policy_none_gives_up_what_is_displaced(make_core):
-    core, names = _play(make_core, "none", lanes=1, entries=6)
+    core, names = _play(make_core, "none", lanes=1, entries=7)
     outcome = core.run(_text(9, 90), max_tokens=1)
     assert _given_up(outcome, names) == [(NEWEST, EvictionReason.DISPLACED)]
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_each_policy_gives_the_pages_of_another_one_to_a_running_request(make_core, name):
-    core, names = _play(make_core, name, lanes=8)
+    core, names = _play(make_core, name, lanes=9)
     num_free = core.scheduler.holdings.pages.num_free
     outcome = core.run(_text(9, 64 * num_free), max_tokens=2)
     assert _given_up(outcome, names) == [(VICTIMS[name], EvictionReason.PAGES_NEEDED)]
