@@ -1,0 +1,1 @@
+"""Grafana dashboards as code: built here, imported from ``generated/``."""

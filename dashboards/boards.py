@@ -1,0 +1,28 @@
+"""All dashboards, and the files that they are written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dashboards.board import Board, write_json
+from dashboards.operator_board import build_operator_board
+from dashboards.registry_board import build_registry_board
+from dashboards.serving_board import build_serving_board
+
+GENERATED = Path(__file__).parent / "generated"
+
+
+def build_boards() -> list[Board]:
+    """Build all dashboards."""
+    return [build_registry_board(), build_serving_board(), build_operator_board()]
+
+
+def write_all(folder: Path) -> None:
+    """Write each dashboard to a file of its name, and remove what no dashboard is behind."""
+    folder.mkdir(exist_ok=True)
+    written = {f"{board.name}.json": write_json(board) for board in build_boards()}
+    for old in folder.glob("*.json"):
+        if old.name not in written:
+            old.unlink()
+    for name, text in written.items():
+        (folder / name).write_text(text, encoding="utf-8")
