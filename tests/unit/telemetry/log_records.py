@@ -35,6 +35,9 @@ ADMISSION = Admission(
     regret_tokens=0,
 )
 
+# Of the monotonic clock, and later than any test.
+_ARRIVED_AT_S = 1e9
+
 _RECORD = RequestRecord(
     request_id="chatcmpl-1",
     tenant="default",
@@ -53,11 +56,11 @@ _RECORD = RequestRecord(
     priority=0,
     ttl_s=None,
     admission=ADMISSION,
-    arrived_at_s=100.0,
-    admitted_at_s=100.25,
-    prepared_at_s=100.5,
-    first_token_at_s=101.0,
-    ended_at_s=102.0,
+    arrived_at_s=_ARRIVED_AT_S,
+    admitted_at_s=_ARRIVED_AT_S + 0.25,
+    prepared_at_s=_ARRIVED_AT_S + 0.5,
+    first_token_at_s=_ARRIVED_AT_S + 1.0,
+    ended_at_s=_ARRIVED_AT_S + 2.0,
 )
 
 

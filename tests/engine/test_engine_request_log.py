@@ -1,0 +1,134 @@
+"""What a real engine logs of a scripted mix is valid, complete, and enough to replay it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from request_log_script import WORDS, LoggedEngine, play
+
+from kvreg_service.engine.build import LoadedModel
+
+# The reader that the documentation describes is shared with the tests of the log itself.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "telemetry"))
+from log_reading import Line, PrefixReader, read_lines
+
+_SCHEMA = json.loads(
+    resources.files("kvreg_service.telemetry").joinpath("log_schema.json").read_text()
+)
+
+
+class Played:
+    """The script's log, and what its clients were told."""
+
+    def __init__(self, logged: LoggedEngine, path: Path) -> None:
+        self.started = logged.started
+        self.text = path.read_text()
+        self.lines = read_lines(path)
+        self.requests = [line for line in self.lines if line["kind"] == "request"]
+        self.registry = [line for line in self.lines if line["kind"] == "registry"]
+
+    def values(self, field: str) -> set[Any]:
+        return {line[field] for line in self.requests}
+
+
+@pytest.fixture(scope="module")
+def played(reference: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    path = tmp_path_factory.mktemp("log") / "requests.jsonl"
+    logged = LoggedEngine(reference, path)
+    try:
+        play(logged)
+    finally:
+        logged.close()
+    return Played(logged, path)
+
+
+def test_every_line_is_as_the_schema_says(played: Played) -> None:
+    validator = jsonschema_rs.Draft202012Validator(_SCHEMA, validate_formats=True)
+    assert [line for line in played.lines if not validator.is_valid(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("outcome", {"finished", "failed", "cancelled"}),
+        ("tail", {"user", "assistant", "tool", "system"}),
+        ("attach", {"none", "registry", "anchor", None}),
+        ("error_code", {None, "request_failed", "request_queue_timeout"}),
+        (
+            "reuse_path",
+            {
+                None,
+                "full_reset",
+                "append_frontier",
+                "restore_turn_checkpoint",
+                "restore_response_checkpoint",
+                "restore_anchor",
+            },
+        ),
+    ],
+)
+def test_the_mix_has_all_there_is(played: Played, field: str, values: set[Any]) -> None:
+    assert played.values(field) == values
+
+
+def test_the_mix_moves_sequences_in_all_ways(played: Played) -> None:
+    assert {line["event"] for line in played.registry} >= {
+        "detach", "exchange", "fork", "evict", "anchor",
+    }  # fmt: skip
+
+
+def test_each_request_has_one_line_that_says_what_its_client_was_told(played: Played) -> None:
+    told = {
+        line["request_id"]: (line["prompt_tokens"], line["cached_tokens"], line["reuse_path"])
+        for line in played.requests
+        if line["request_id"] in played.started
+    }
+    assert told == {
+        request_id: (one.prompt_tokens, one.cached_tokens, one.reuse_path)
+        for request_id, one in played.started.items()
+    }
+
+
+def test_no_line_is_missing(played: Played) -> None:
+    numbers = [line["number"] for line in played.lines if line["kind"] != "engine"]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_nothing_that_was_said_is_in_the_log(played: Played) -> None:
+    assert [word for word in WORDS if word in played.text] == []
+
+
+def test_whatever_was_reused_is_found_from_the_lines_alone(played: Played) -> None:
+    reader = PrefixReader(played.requests)
+    unfound = {
+        line["request_id"]: line["cached_tokens"]
+        for index, line in enumerate(played.requests)
+        if (line["cached_tokens"] or 0) > reader.longest_reuse(line, played.requests[:index])
+    }
+    assert unfound == {}
+
+
+def test_what_is_put_into_entries_and_leaves_them_has_the_same_bytes(played: Played) -> None:
+    held: Counter[int] = Counter()
+    for line in played.registry:
+        if line["event"] in ("detach", "fork"):
+            held[line["sequence"]] = line["bytes"]
+        if line["event"] in ("attach", "exchange"):
+            assert line["bytes"] == held[line["sequence"]]
+
+
+def sessions_of(lines: list[Line]) -> Iterator[tuple[str, str]]:
+    return ((line["tenant"], line["session"]) for line in lines)
+
+
+def test_turns_of_one_conversation_share_a_session(played: Played) -> None:
+    by_session = Counter(sessions_of(played.requests))
+    assert by_session.most_common(1)[0][1] == 7

@@ -1,0 +1,121 @@
+"""Schema, document and code say the same of the request log."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema_rs
+import pytest
+from log_reading import PrefixReader, read_lines
+from log_records import FACTS, TIMEOUT_S, record
+from request_log_document import DOCUMENT, read_schema, tables, written
+
+from kvreg_service.chat.prompt import Tail
+from kvreg_service.core import events
+from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
+from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
+from kvreg_service.engine.observer import Outcome
+from kvreg_service.telemetry.log_lines import SCHEMA_VERSION, EngineFacts
+from kvreg_service.telemetry.request_log import LogFile, RequestLog
+
+SCHEMA = read_schema()
+VALIDATOR = jsonschema_rs.Draft202012Validator(SCHEMA, validate_formats=True)
+KINDS = {kind["title"]: kind["properties"] for kind in SCHEMA["oneOf"]}
+
+_EVENTS = (
+    events.Detached(SequenceId(1), LaneId(0), EntryId(0), 4000),
+    events.Attached(
+        RequestId("r"), SequenceId(1), EntryId(0), LaneId(0), events.ReusePath.FULL_RESET, False
+    ),
+    # Nothing is known of its bytes.
+    events.Attached(
+        RequestId("r"), SequenceId(9), EntryId(0), LaneId(0), events.ReusePath.FULL_RESET, True
+    ),
+    events.Forked(SequenceId(1), SequenceId(2), EntryId(0), 4000),
+    *(
+        events.Evicted(SequenceId(1), None, None, AnchorId(0), reason, "tenant", 9, 4000)
+        for reason in events.EvictionReason
+    ),
+    events.AnchorCaptured(RequestId("r"), SequenceId(1), AnchorId(0), 64, False),
+    events.PinEnded(SequenceId(1)),
+)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> list[dict[str, Any]]:
+    """One line for each event there is, each file's and two requests'."""
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(LogFile(path, max_bytes=3000, max_files=100), FACTS)
+    log.request_ended(record([1] * 200, boundary=130, heads=(70,)))
+    log.request_ended(record([1] * 200, admission=None, output_ids=(), finish_reason=None))
+    for event in _EVENTS:
+        log.registry_changed(event)
+    assert log.close(TIMEOUT_S)
+    return [line for one in tmp_path.iterdir() for line in read_lines(one)]
+
+
+def test_every_line_is_as_the_schema_says(lines: list[dict[str, Any]]) -> None:
+    assert [line for line in lines if not VALIDATOR.is_valid(line)] == []
+
+
+def test_every_form_of_the_schema_occurs(lines: list[dict[str, Any]]) -> None:
+    seen = [
+        sum(jsonschema_rs.is_valid(kind, line) for line in lines) > 0 for kind in SCHEMA["oneOf"]
+    ]
+    assert all(seen)
+
+
+def test_a_field_that_the_schema_does_not_know_is_refused(lines: list[dict[str, Any]]) -> None:
+    assert not VALIDATOR.is_valid({**lines[0], "text": "Hello"})
+
+
+@pytest.mark.parametrize(
+    ("title", "field", "values"),
+    [
+        ("Request", "outcome", get_args(Outcome)),
+        ("Request", "finish_reason", (*get_args(FinishReason), None)),
+        ("Request", "tail", get_args(Tail)),
+        ("Request", "reuse_path", (*get_args(ReusePath), None)),
+        ("Request", "attach", (*get_args(Attach), None)),
+        ("Registry: evict", "reason", tuple(one.value for one in events.EvictionReason)),
+    ],
+)
+def test_closed_sets_are_those_of_the_code(
+    title: str, field: str, values: tuple[str | None, ...]
+) -> None:
+    assert set(KINDS[title][field]["enum"]) == set(values)
+
+
+def test_the_engine_is_told_with_all_its_facts() -> None:
+    assert {field.name for field in fields(EngineFacts)} <= set(KINDS["Engine"])
+
+
+def test_versions_agree() -> None:
+    assert {kind["schema_version"]["const"] for kind in KINDS.values()} == {SCHEMA_VERSION}
+
+
+def test_the_document_shows_the_fields_of_the_schema() -> None:
+    # `python tests/unit/telemetry/request_log_document.py` writes them.
+    assert written(DOCUMENT.read_text()) == tables(SCHEMA).strip()
+
+
+def examples() -> list[dict[str, Any]]:
+    found = re.findall(r"^\{\"schema_version\".*\}$", DOCUMENT.read_text(), flags=re.MULTILINE)
+    return [json.loads(line) for line in found]
+
+
+def test_the_examples_of_the_document_are_lines() -> None:
+    assert [line for line in examples() if not VALIDATOR.is_valid(line)] == []
+
+
+def test_the_examples_of_the_document_show_every_kind() -> None:
+    assert {line["kind"] for line in examples()} == {"engine", "request", "registry"}
+
+
+def test_the_examples_of_the_document_show_a_turn_that_begins_with_the_one_before() -> None:
+    first, *_, second = (reader := PrefixReader(examples())).requests
+    assert reader.longest_reuse(second, [first]) == second["cached_tokens"] > 0
