@@ -52,7 +52,8 @@ class KeySource:
         try:
             # Opening a pipe would wait for its writer.
             if not self.file.is_file():
-                raise ConfigurationError(f"{self._origin}: there is no such file")
+                what = "is no regular file" if self.file.exists() else "there is no such file"
+                raise ConfigurationError(f"{self._origin}: {what}")
             with self.file.open("rb") as file:
                 raw = file.read(_MAX_FILE_BYTES + 1)
         except OSError as err:
@@ -109,10 +110,7 @@ class TenantDirectory:
         self._keyring = Keyring({}, {})
         self._next_look_s = now_s() + POLL_INTERVAL_S
         if source.is_configured:
-            raw = source.read()
-            self._take(raw)
-            if not len(self._keyring):
-                _logger.warning("the configured document has no keys: every request is refused")
+            self._take(source.read())
 
     @property
     def needs_keys(self) -> bool:
@@ -154,6 +152,8 @@ class TenantDirectory:
         self._set_quotas(keyring.quotas)
         self._keyring = keyring
         self._seen = _digest(raw)
+        if not len(keyring):
+            _logger.warning("the configured document has no keys: every request is refused")
 
     def _report_once(self, error: ConfigurationError, cause: bytes) -> None:
         """Log what is wrong, once and not with every look, and remember what it was."""

@@ -228,6 +228,26 @@ def test_document_without_keys_lets_nobody_in_and_is_told(
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
 
+def test_changed_file_without_keys_lets_nobody_in_and_is_told(
+    directory: TenantDirectory, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.write_text(document())
+    clock.pass_interval()
+    assert known(directory) == []
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+
+
+def test_what_is_no_file_is_not_told_as_missing(
+    directory: TenantDirectory, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.unlink()
+    path.mkdir()
+    clock.pass_interval()
+    assert known(directory) == ["alpha"]
+    (message,) = errors_of(caplog)
+    assert "is no regular file" in message
+
+
 @pytest.mark.parametrize("name", ["absent.json", "folder.json", "large.json"])
 def test_file_that_cannot_be_read_stops_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.json").mkdir()
