@@ -43,6 +43,7 @@ MAX_WAITING_REQUESTS = 1024
 _BATCH_SPANS = 512
 _INTERVAL_S = 1.0
 _SEND_TIMEOUT_S = 5.0
+_LAST_WORD_S = 0.5
 _WARNING_INTERVAL_S = 60.0
 # What the conventions allow a version that is not written yet; longer ones are no header.
 _MAX_TRACE_PARENT_CHARACTERS = 512
@@ -118,6 +119,7 @@ class SpanSender:
         self._thread.join(timeout_s)
         # Ends the pause before another try. One try on a dead line outlives this; nobody waits.
         self._exporter.shutdown()
+        self._thread.join(_LAST_WORD_S)
         self._drop_waiting()
         self._reasons.remove()
         if self._num_lost_untold:
@@ -176,6 +178,7 @@ class SpanSender:
             except queue.Empty:
                 return
             self._count("dropped", sampled.draft.num_spans)
+            self._num_lost_untold += sampled.draft.num_spans
 
     def _warn(self, num_spans: int) -> None:
         self._num_lost_untold += num_spans

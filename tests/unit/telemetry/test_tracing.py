@@ -47,12 +47,14 @@ class Collector(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        self.is_open.set()
+        """A call that hangs goes on hanging."""
 
 
 @pytest.fixture
-def collector() -> Collector:
-    return Collector()
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.is_open.set()
 
 
 class Counts:
