@@ -204,6 +204,7 @@ async def test_stranger_s_call_is_a_refusal(
     async with connected(create_app(engine, prompt_builder, settings, metrics=metrics)) as client:
         assert (await client.post(CHAT, json=body)).status_code == 401
         assert (await client.get("/v1/registry")).status_code == 401
+        assert (await client.get(CHAT)).status_code == 401
         assert of(await scrape(client), "refused_requests_total") == {"invalid_api_key": 1}
 
 

@@ -120,7 +120,6 @@ class Metrics:
 
     def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
         """Count the time under each of what was done in it."""
-        self._settle_detach()
         if is_attach:
             self._attach_s.observe(seconds)
         if is_detach:

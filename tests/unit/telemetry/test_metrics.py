@@ -366,7 +366,6 @@ def test_detach_is_an_exchange_if_its_lane_then_gets_what_was_in_the_entry(
         metrics,
         lambda: metrics.registry_changed(DETACHED),
         lambda: metrics.registry_changed(attach),
-        lambda: metrics.states_moved(0.001, is_attach=False, is_detach=False),
     )
     assert one_more(moves, "detaches_total") == {series("detaches_total", result=result)}
 
