@@ -39,7 +39,7 @@ PLACES: list[tuple[dict[str, Any], set[int], bool]] = [
     # An empty system prompt becomes no message.
     ({"system": [text("", **MARK)], "messages": [user(text("a"))]}, set(), False),
     ({"system": "s", "messages": [user(text("a", **MARK))]}, {1}, False),
-    ({"messages": [user(text("a", **MARK), text("b"))]}, {0}, False),
+    ({"messages": [user(text("a", **MARK), text("b"))]}, set(), False),
     ({"messages": [user(text("a"), text("b", **MARK))]}, {0}, False),
     (
         {"messages": [user(text("a")), {"role": "assistant", "content": [text("b", **MARK)]}]},
@@ -82,6 +82,28 @@ async def test_cache_control_marks_the_message_of_its_block(
     assert (await client.post("/v1/messages", json=body)).status_code == 200
     (conversation,) = prompt_builder.conversations
     assert (conversation.marked_messages, conversation.marks_tools) == (marked, marks_tools)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "marked_texts"),
+    [
+        ([text("four", **MARK)], set()),
+        ([text("four", **MARK), text("more")], {(0, 4)}),
+        ([text("four", **MARK), text("more", **MARK), text("!")], {(0, 4), (0, 8)}),
+        ([result("r"), text("four", **MARK), text("more")], {(1, 4)}),
+    ],
+    ids=str,
+)
+async def test_mark_before_more_text_of_a_user_lies_inside_of_the_message(
+    client: httpx.AsyncClient,
+    prompt_builder: FakePromptBuilder,
+    blocks: list[Any],
+    marked_texts: set[tuple[int, int]],
+) -> None:
+    body = {"model": MODEL, "max_tokens": 5, "messages": [user(*blocks)]}
+    assert (await client.post("/v1/messages", json=body)).status_code == 200
+    (conversation,) = prompt_builder.conversations
+    assert conversation.marked_texts == marked_texts
 
 
 @pytest.mark.parametrize("fields", [fields for fields, _, _ in PLACES], ids=str)

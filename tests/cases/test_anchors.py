@@ -268,6 +268,27 @@ def test_block_with_cache_control_is_a_head(
     assert cached == [(0, "none"), (shared, "anchor")]
 
 
+@some_profiles
+def test_document_in_a_marked_block_before_the_question_is_a_head(
+    serve: Serve, profile: Profile
+) -> None:
+    server = serve(profile)
+    mark = {"cache_control": {"type": "ephemeral"}}
+    usages = []
+    for text in QUESTIONS:
+        blocks = [{"type": "text", "text": DOCUMENT, **mark}, {"type": "text", "text": text}]
+        body = {
+            "model": "kvreg-reference",
+            "max_tokens": 16,
+            "messages": [{"role": "user", "content": blocks}],
+        }
+        answer = server.send("POST", "/v1/messages", body).raise_for_status()
+        usages.append(answer.json()["usage"])
+    assert usages[0]["cache_read_input_tokens"] == 0
+    assert usages[1]["kvreg"]["attach"] == "anchor"
+    assert usages[1]["input_tokens"] < 2 * PAGE_TOKENS
+
+
 def _tools(*names: str) -> list[dict[str, Any]]:
     parameters = {
         "type": "object",

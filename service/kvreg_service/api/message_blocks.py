@@ -116,10 +116,15 @@ class Message(RequestBody):
 
 @dataclass(frozen=True)
 class Said:
-    """One message of a chat, and whether a block that became part of it carries a mark."""
+    """One message of a chat, and where blocks that became part of it carry marks.
+
+    ``is_marked`` is a mark behind all of it; ``marked_at`` are marks inside of its text, behind so
+    many characters.
+    """
 
     message: ChatDict
     is_marked: bool = False
+    marked_at: tuple[int, ...] = ()
 
 
 def chat_messages(system: BlockContent | None, messages: Iterable[Message]) -> list[Said]:
@@ -204,9 +209,12 @@ def _user(content: BlockContent, place: str) -> list[Said]:
                 before = Said({"role": "user", "content": ""})
                 if result and result[-1].message["role"] == "user":
                     before = result.pop()
-                text = before.message["content"] + block.text
-                is_marked = before.is_marked or is_marked
-                result.append(Said({"role": "user", "content": text}, is_marked))
+                said_before = before.message["content"]
+                marked_at = before.marked_at
+                if before.is_marked:
+                    marked_at += (len(said_before),)
+                text = said_before + block.text
+                result.append(Said({"role": "user", "content": text}, is_marked, marked_at))
             case ToolResultBlock():
                 said = block.content or ""
                 text = (

@@ -169,6 +169,7 @@ class CountTokensRequest(ExtensionFields):
         return replace(
             conversation,
             marked_messages=frozenset(i for i, one in enumerate(said) if one.is_marked),
+            marked_texts=frozenset((i, at) for i, one in enumerate(said) for at in one.marked_at),
             marks_tools=any(tool.cache_control is not None for tool in self.tools or []),
         )
 

@@ -13,8 +13,9 @@ class Conversation:
     ``enable_thinking`` and ``preserve_thinking`` reach the template only when they are set, so
     that each template keeps its own default; ``variables`` are further template variables. With
     ``continue_final_message`` the last message, an assistant's, is left open and continued. The
-    client asks for an anchor behind the messages whose indices are in ``marked_messages``, and with
-    ``marks_tools`` behind the tools.
+    client asks for an anchor behind the messages whose indices are in ``marked_messages``, with
+    ``marks_tools`` behind the tools, and inside of messages behind the first so many characters of
+    the content, as pairs of index and number in ``marked_texts``.
     """
 
     messages: Sequence[Mapping[str, object]]
@@ -25,6 +26,7 @@ class Conversation:
     continue_final_message: bool = False
     marked_messages: frozenset[int] = frozenset()
     marks_tools: bool = False
+    marked_texts: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def template_variables(self) -> dict[str, object]:

@@ -29,27 +29,37 @@ def find_heads(
     prompt: EncodedText,
     render: Callable[[Sequence[Message]], str],
     encode: Callable[[str], EncodedText],
+    protect: Callable[[str], str],
 ) -> tuple[Head, ...]:
     """The heads of a prompt, the shortest first; each leaves at least one token of it.
 
     One is found without being asked for: the tools, the leading system messages and whatever else
     the template puts before the first message of a user. Without tools and system messages these
     are a few tokens. A mark on the tools or on one of these messages marks this head. Every other
-    mark adds one; a mark on the last message does not, as the prompt's own boundary lies there. Of
-    too many marks the last ``MAX_MARKED_HEADS`` count. Heads of one length are one. A template that
-    refuses what is invented has none there.
+    mark adds one; a mark behind the last message does not, as the prompt's own boundary lies there,
+    one inside of it does. Of too many marks the last ``MAX_MARKED_HEADS`` count. Heads of one
+    length are one. A template that refuses what is invented has none there.
 
-    ``messages`` are those of the conversation in the form that ``render`` takes; ``encode`` encodes
-    a rendered text.
+    ``messages`` are those of the conversation in the form that ``render`` takes, and ``protect``
+    gives a text that form; ``encode`` encodes a rendered text.
     """
     num_leading = sum(1 for _ in takewhile(_is_system, messages))
     marks = sorted(conversation.marked_messages)
     is_marked = conversation.marks_tools or any(0 <= i < num_leading for i in marks)
-    marked = [i for i in marks if num_leading <= i < len(messages) - 1]
-    ends = [(num_leading, is_marked), *((i + 1, True) for i in marked[-MAX_MARKED_HEADS:])]
+    marked = [(i, None) for i in marks if num_leading <= i < len(messages) - 1]
+    inside = [mark for mark in conversation.marked_texts if num_leading <= mark[0] < len(messages)]
+    # Behind a message is behind any place inside of it.
+    places = sorted([*marked, *inside], key=lambda mark: (mark[0], mark[1] is None, mark[1] or 0))
+    probes_by_end = [(list(_continuations(messages[:num_leading])), is_marked)]
+    for i, num_characters in places[-MAX_MARKED_HEADS:]:
+        if num_characters is None:
+            probes = list(_continuations(messages[: i + 1]))
+        else:
+            said = protect(str(conversation.messages[i].get("content", ""))[:num_characters])
+            probes = list(_rewordings(messages[: i + 1], said))
+        probes_by_end.append((probes, True))
     heads: dict[int, bool] = {}
-    for num_messages, is_marked in ends:
-        probes = list(_continuations(messages[:num_messages]))
+    for probes, is_marked in probes_by_end:
         num_tokens = _shared_len(prompt, probes, render, encode)
         if num_tokens > 0:
             heads[num_tokens] = is_marked or heads.get(num_tokens, False)
@@ -79,6 +89,17 @@ def _continuations(history: Sequence[Message]) -> Iterator[list[Message]]:
         rounds = [said, asked]
 
 
+def _rewordings(history: Sequence[Message], said: str) -> Iterator[list[Message]]:
+    """The history with a last message that begins with ``said`` and goes on with what is invented.
+
+    None when the message does not begin so in the form that is rendered.
+    """
+    last = history[-1]
+    if said and str(last.get("content", "")).startswith(said):
+        for answer in ANSWERS:
+            yield [*history[:-1], {**last, "content": f"{said}{answer}"}]
+
+
 def _results(message: Message, content: str) -> Iterator[Message]:
     """A result of each tool call in an assistant's message."""
     calls = message.get("tool_calls")
@@ -94,6 +115,8 @@ def _shared_len(
     encode: Callable[[str], EncodedText],
 ) -> int:
     """How many tokens of the prompt all probes share, whatever text follows there."""
+    if not probes:
+        return 0
     num_characters = len(prompt.text)
     for probe in probes:
         try:

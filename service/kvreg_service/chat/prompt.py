@@ -132,7 +132,9 @@ class PromptBuilder:
             starts_in_reasoning=self._is_reasoning_open(text, is_continued),
             is_continuation=is_continued,
             history=None if is_continued else rendered.history,
-            heads=find_heads(conversation, messages, encoded, render, encode),
+            heads=find_heads(
+                conversation, messages, encoded, render, encode, self._literals.protect
+            ),
             tenant=tenant,
             session=_session_of(conversation),
         )

@@ -464,3 +464,36 @@ def test_heads_encode_only_what_the_prompt_lacks(model_path: Path, template_of: 
     tokenizer.num_characters = 0
     _marked(builder, messages, 0, 3, 6, 9, 12)
     assert tokenizer.num_characters < 1.02 * sum(len(str(m["content"])) for m in messages)
+
+
+@pytest.mark.parametrize("template", _FORGIVING)
+def test_a_mark_inside_a_message_is_a_head_that_other_questions_share(
+    builder_of: BuilderOf, template: str
+) -> None:
+    document = "The store opens at nine. " * 20
+    builder = builder_of(template)
+    prompts = [
+        _build(
+            builder,
+            [_system(), _user(document + question)],
+            marked_texts=frozenset({(1, len(document))}),
+        )
+        for question in ("When?", "Until when is it open?")
+    ]
+    heads = [next(head for head in prompt.heads if head.is_marked) for prompt in prompts]
+    assert heads[0] == heads[1]
+    first, second = (prompt.token_ids[: heads[0].num_tokens] for prompt in prompts)
+    assert first == second
+    assert heads[0].num_tokens > len(prompts[0].token_ids) // 2
+
+
+@pytest.mark.parametrize("end", [0, 9, 99])
+def test_a_mark_outside_of_the_text_of_a_message_is_no_head_of_its_own(
+    builder_of: BuilderOf, end: int
+) -> None:
+    prompt = _build(
+        builder_of("reference"), [_system(), _user("What now?")], marked_texts=frozenset({(1, end)})
+    )
+    assert not any(
+        head.is_marked and head.num_tokens >= len(prompt.token_ids) - 1 for head in prompt.heads
+    )
