@@ -33,7 +33,7 @@ class Exposer:
         try:
             encode, content_type = choose_encoder(accept)
         except TypeError:
-            # The client library compares a version that is no number. Prometheus's text is what any scraper reads.
+            # The version is no number. Prometheus's text is what any scraper reads.
             encode, content_type = choose_encoder("")
         return Exposition(encode(self._shown), content_type)
 
