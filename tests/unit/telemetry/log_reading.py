@@ -63,19 +63,19 @@ class PrefixReader:
             return (position, page) if page is not None else None
         return position, dict(map(tuple, line["marks"]))[position]
 
+    def marks(self, line: Line) -> set[tuple[int, str]]:
+        """The marks that a ledger begins with, whoever said so."""
+        found = {(position, name) for position, name in line["marks"]}
+        found |= self._late[line["engine"], line["number"]]
+        return found.union(*(self._marks_inside.get(page or "", ()) for page in self.pages(line)))
+
     def begins_with(self, line: Line, prefix: tuple[int, str]) -> bool:
         """Whether a ledger begins with a prefix, by its name."""
-        position, _ = prefix
-        pages = self.pages(line)
-        if position % PAGE == 0:
-            num_pages = position // PAGE
-            return len(pages) >= num_pages and (position, pages[num_pages - 1]) == prefix
-        if prefix in {tuple(mark) for mark in line["marks"]}:
-            return True
-        if prefix in self._late[line["engine"], line["number"]]:
-            return True
-        page = pages[position // PAGE] if position // PAGE < len(pages) else None
-        return page is not None and prefix in self._marks_inside[page]
+        position, name = prefix
+        if position % PAGE:
+            return prefix in self.marks(line)
+        pages, num_pages = self.pages(line), position // PAGE
+        return len(pages) >= num_pages and pages[num_pages - 1] == name
 
     def longest_reuse(self, line: Line, others: Iterable[Line]) -> int:
         """The longest prefix of a prompt at which one of the others had a state to keep."""
