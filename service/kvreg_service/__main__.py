@@ -82,6 +82,7 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     from kvreg_service.engine.build import build_engine, load_model
     from kvreg_service.load_progress import show_loading
     from kvreg_service.telemetry.metrics import Metrics
+    from kvreg_service.telemetry.recent_requests import RecentRequests
     from kvreg_service.telemetry.tracing import FLUSH_TIMEOUT_S, start_tracing
 
     options = engine_options(settings)
@@ -89,7 +90,8 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
         loaded = load_model(options, on_progress)
     metrics = Metrics(CollectorRegistry())
     with ExitStack() as closing:
-        observers: list[Observer] = [metrics]
+        recent = RecentRequests()
+        observers: list[Observer] = [metrics, recent]
         if (spans := start_tracing(settings, metrics.spans_ended)) is not None:
             closing.callback(spans.close, FLUSH_TIMEOUT_S)
             observers.append(spans)
@@ -104,6 +106,7 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
             sampling_defaults=read_sampling_defaults(settings.model),
             vocab_size=loaded.config.vocab_size,
             metrics=metrics,
+            recent=recent,
         )
         server = DrainingServer(app, engine, drain_timeout_s=settings.drain_timeout_s)
         _logger.info("serving", extra={"fields": {"url": url_of(listener)}})

@@ -20,10 +20,12 @@ from kvreg_service.api.models_route import build_models_router
 from kvreg_service.api.openapi import install_openapi
 from kvreg_service.api.refusals import Refusals
 from kvreg_service.api.registry_route import PinRequest, build_registry_router
+from kvreg_service.api.ui_route import build_ui_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings
 from kvreg_service.telemetry.metrics import Metrics
+from kvreg_service.telemetry.recent_requests import RecentRequests
 from kvreg_service.tenants.directory import KeySource, TenantDirectory
 
 
@@ -36,12 +38,14 @@ def create_app(
     vocab_size: int | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
     metrics: Metrics | None = None,
+    recent: RecentRequests | None = None,
 ) -> FastAPI:
     """Build the application around a started engine.
 
     ``sampling_defaults`` apply where a request says nothing (greedy when None), and ``vocab_size``
     limits the token ids of ``logit_bias``. ``keep_alive_s`` is how long a stream may be silent.
     ``metrics`` are those that observe the engine; without them nobody is shown any.
+    ``recent`` is what observed its last requests.
 
     Effects: sets the quotas of the engine when keys are configured. Whoever made it closes it.
 
@@ -77,6 +81,7 @@ def create_app(
         build_health_router,
     ):
         app.include_router(build_router(context))
+    app.include_router(build_ui_router(recent or RecentRequests()))
     if metrics is not None:
         app.include_router(build_metrics_router(metrics))
     install_openapi(

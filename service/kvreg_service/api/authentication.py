@@ -15,8 +15,8 @@ from kvreg_service.core.errors import Forbidden, KvregError, Unauthorized
 from kvreg_service.tenants.directory import TenantDirectory
 from kvreg_service.tenants.keyring import DEFAULT_TENANT, Tenant
 
-# What probes, scrapers and readers of the documentation ask; none of it shows a conversation. Any
-# other path, also one that a later route adds, needs a key.
+# What probes, scrapers, readers of the documentation and the page itself ask; none of it shows a
+# conversation. Any other path, also one that a later route adds, needs a key.
 OPEN_PATHS = frozenset(
     {
         "/livez",
@@ -24,6 +24,10 @@ OPEN_PATHS = frozenset(
         "/startupz",
         "/health",
         "/metrics",
+        "/ui",
+        "/ui/page.css",
+        "/ui/page.js",
+        "/ui/icon.svg",
         "/openapi.json",
         "/docs",
         "/docs/oauth2-redirect",

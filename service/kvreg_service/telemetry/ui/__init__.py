@@ -1,0 +1,1 @@
+"""The files of the page ``/ui``: served as they are, without a build step."""
