@@ -1,0 +1,126 @@
+"""A scripted mix of requests over HTTP: all reuse paths, both tails, evictions, and refusals.
+
+Owns what is asked, and checks of each answer that it went the way it was meant to. It is written
+for an engine of one lane, one entry, one place in the queue, and a short wait there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from kvreg_service.reference_model import REFERENCE_MODEL_PATH
+
+OPTIONS = (
+    *("--lanes", "1", "--entries", "1", "--anchors", "1"),
+    *("--queue-limit", "1", "--queue-timeout-s", "1", "--profile", "scripted"),
+)
+"""What the engine must be started with."""
+
+# Longer than a page: only then is it kept for others.
+_HEAD = "You are a helpful assistant. " + "Please keep answers short and polite. " * 12
+_BEGINNING = {"role": "assistant", "content": "Yes, I will keep in"}
+_TIMEOUT_S = 60.0
+
+Message = dict[str, str]
+
+
+def play_mix(url: str) -> None:
+    """Send all requests, one after the other but for those that wait for each other.
+
+    Raises:
+        AssertionError: An answer took another way than it was meant to.
+    """
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as http:
+        client = _Client(http)
+        client.reuse_in_every_way()
+        client.be_turned_away()
+
+
+class _Client:
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+        self._num_sides = 0
+
+    def reuse_in_every_way(self) -> None:
+        """Two sessions with one head, a continued answer, and side requests that displace them."""
+        first, second = _opening("4921"), _opening("1234")
+        text = self._ask(first, "full_reset", "none")
+        self._ask_side()
+        self._ask([*first, _said(text)], "append_frontier", "registry")
+        other_text = self._ask(second, "restore_anchor", "anchor")
+        self._ask([*second, _said(other_text)], "append_frontier", "none")
+        turn = [*first, _said(text), _asked("What is my locker code?")]
+        self._ask(turn, "restore_turn_checkpoint", "registry")
+        for path in ("restore_anchor", "restore_response_checkpoint"):
+            self._ask([*_opening("5678"), _BEGINNING], path, continue_final_message=True)
+        # One entry cannot keep them all.
+        for _ in range(3):
+            self._ask_side()
+
+    def be_turned_away(self) -> None:
+        """One request runs without end, one waits until it is given up, one finds no room."""
+        with self._running(), ThreadPoolExecutor(1) as pool:
+            codes: set[str] = set()
+            while codes != {"request_queue_timeout", "server_overloaded"}:
+                waiting = pool.submit(self._post, [_asked("I wait.")])
+                while not waiting.done() and self._registry()["queued"] == 0:
+                    pass
+                # It may be given up just before this one comes, which then waits in its place.
+                for answer in (self._post([_asked("I find no room.")]), waiting.result()):
+                    codes.add(answer.json()["error"]["code"])
+
+    def _ask_side(self) -> None:
+        self._num_sides += 1
+        text = f"Side request {self._num_sides}. Write a title of 3 to 6 words for this ticket."
+        self._ask([_asked(text)], "full_reset", "none")
+
+    def _ask(
+        self, messages: Sequence[Message], path: str, attach: str | None = None, **more: Any
+    ) -> str:
+        answer = self._post(messages, **more)
+        assert answer.is_success, answer.text
+        body = answer.json()
+        went = body["usage"]["kvreg"]
+        assert went["reuse_path"] == path, (messages, body)
+        assert attach is None or went["attach"] == attach, (messages, body)
+        return str(body["choices"][0]["message"]["content"])
+
+    def _post(self, messages: Sequence[Message], **more: Any) -> httpx.Response:
+        return self._http.post("/v1/chat/completions", json=_body(messages, max_tokens=24, **more))
+
+    def _registry(self) -> dict[str, Any]:
+        return dict(self._http.get("/v1/registry").raise_for_status().json())
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """An answer that cannot say its end, and whose client leaves at last."""
+        config = json.loads((REFERENCE_MODEL_PATH / "generation_config.json").read_text())
+        endless = {str(token): -100 for token in config["eos_token_id"]}
+        body = _body([_asked("Tell me a long story.")], stream=True, logit_bias=endless)
+        with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            # Whoever lets go of the lines closes the connection.
+            lines = answer.iter_lines()
+            next(lines)
+            yield
+
+
+def _body(messages: Sequence[Message], **more: Any) -> dict[str, Any]:
+    return {"model": "kvreg-reference", "messages": messages, "temperature": 0, **more}
+
+
+def _opening(code: str) -> list[Message]:
+    return [{"role": "system", "content": _HEAD}, _asked(f"My locker code is {code}.")]
+
+
+def _asked(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _said(text: str) -> Message:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,105 @@
+"""What dashboards and rules ask for is there, when Prometheus scrapes a running engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from dashboards.operator_metrics import OPERATOR_METRICS
+from tests.dashboards.engine import running_engine
+from tests.dashboards.expressions import (
+    Expression,
+    dashboard_expressions,
+    labels_in,
+    metrics_in,
+    rule_expressions,
+    selectors_in,
+    substitute,
+)
+from tests.dashboards.mix import OPTIONS, play_mix
+from tests.dashboards.prometheus import PLACE, Prometheus, running_prometheus, warm_at_once
+from tests.system_parts import require_part
+
+# There is no operator yet: the list is what it has to show.
+_NOT_THERE_YET = set(OPERATOR_METRICS)
+# Nothing is drafted without a draft head, and a share of nothing is no number.
+_NOT_MOVED_YET = {"kvreg_mtp_accepted_tokens_total", "kvreg_mtp_drafted_tokens_total"}
+
+_VARIABLES = {**PLACE, "profile": "scripted", "__rate_interval": "1m"}
+
+
+def _all(*kinds: str, but: set[str]) -> list[Expression]:
+    rules = [expression for kind in kinds for expression in rule_expressions(kind)]
+    return [
+        expression
+        for expression in (*dashboard_expressions(), *rules)
+        if not metrics_in(expression.expr) & but
+    ]
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A server that has seen an engine before the mix, and all of it after."""
+    require_part("prometheus")
+    folder = tmp_path_factory.mktemp("prometheus")
+    log = folder / "requests.jsonl"
+    with (
+        running_engine(folder, *OPTIONS, "--request-log", str(log)) as url,
+        running_prometheus(url.removeprefix("http://"), folder) as prometheus,
+    ):
+        # Counters that have not been seen at 0 have not grown.
+        assert prometheus.wait_for("kvreg_engine_ready == 1")
+        play_mix(url)
+        num_requests = _sum_of_requests(url)
+        seen = prometheus.wait_for("sum(kvreg_requests_total)", _is_value(num_requests))
+        assert _is_value(num_requests)(seen), seen
+        yield prometheus
+
+
+@pytest.mark.parametrize("expression", _all("record", but=_NOT_THERE_YET | _NOT_MOVED_YET), ids=str)
+def test_every_expression_returns_data(prometheus: Prometheus, expression: Expression) -> None:
+    expr = warm_at_once(substitute(expression.expr, _VARIABLES))
+    answer = prometheus.wait_for(expr, _has_number)
+
+    assert _has_number(answer), (expr, answer)
+    assert all(expression.labels <= set(series["metric"]) for series in answer), answer
+
+
+@pytest.mark.parametrize("expression", _all("record", "alert", but=_NOT_THERE_YET), ids=str)
+def test_every_metric_label_and_value_exists(
+    prometheus: Prometheus, expression: Expression
+) -> None:
+    expr = substitute(expression.expr, _VARIABLES)
+    # A selector that reads no metric would make this test pass whatever is asked.
+    assert selectors_in(expr)
+    for selector in selectors_in(expr):
+        assert prometheus.wait_for(selector), selector
+    for label in labels_in(expr):
+        metrics = "|".join(metrics_in(expr))
+        assert prometheus.wait_for(f'{{__name__=~"{metrics}",{label}!=""}}'), label
+
+
+def test_the_ratio_counts_the_mix_as_it_was_played(prometheus: Prometheus) -> None:
+    (hits,) = prometheus.query('sum(kvreg_requests_total{tail="assistant",attach="registry"})')
+    (requests,) = prometheus.query("sum(kvreg_requests_total)")
+    ratio = float(hits["value"][1]) / float(requests["value"][1])
+
+    recorded = "namespace:kvreg_assistant_registry_hits:ratio_rate1h"
+    answer = prometheus.wait_for(recorded, _is_value(ratio))
+    assert _is_value(ratio)(answer), (ratio, answer)
+
+
+def _has_number(answer: list[dict[str, Any]]) -> bool:
+    return any(not math.isnan(float(series["value"][1])) for series in answer)
+
+
+def _is_value(value: float) -> Any:
+    return lambda answer: [float(s["value"][1]) for s in answer] == [pytest.approx(value)]
+
+
+def _sum_of_requests(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("kvreg_requests_total"))
