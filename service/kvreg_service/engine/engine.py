@@ -185,12 +185,14 @@ class Engine:
             # A time to live may now end at another moment than the one that is waited for.
             self._wake.notify()
             self._scheduler.pin(SequenceId(sequence_id), ttl_s, time.monotonic(), tenant)
+        logger.info("sequence %d is pinned for %g s", sequence_id, ttl_s)
 
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
         """Let a sequence be given up again."""
         with self._lock:
             self._wake.notify()
             self._scheduler.unpin(SequenceId(sequence_id), tenant)
+        logger.info("sequence %d is no longer pinned", sequence_id)
 
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replace the quotas of all tenants."""
