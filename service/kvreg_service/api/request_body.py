@@ -7,6 +7,7 @@ parsing, which reads bodies of any size and reports both cases alike.
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -112,7 +113,9 @@ def _describe_one(item: ErrorDetails) -> str:
     if isinstance(item["input"], bool | int | float) or (
         isinstance(item["input"], str) and not name.startswith(_CONVERSATION) and name
     ):
-        shown = f" (got {str(item['input'])[:_MAX_SHOWN_CHARACTERS]})"
+        # As JSON, which tells the text "5" from the number.
+        value = json.dumps(item["input"], ensure_ascii=False)
+        shown = f" (got {value[:_MAX_SHOWN_CHARACTERS]})"
     return (f"{name}: " if name else "") + item["msg"] + shown
 
 
