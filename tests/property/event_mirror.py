@@ -188,6 +188,9 @@ class Mirror:
                 assert seen.tenant == event.tenant
                 self._before_eviction(seen, event.reason, now_s)
                 del self.sequences[event.sequence_id]
+                for one in self.sequences.values():
+                    if one.anchored_by == event.sequence_id:
+                        one.anchored_by, one.anchored_tokens = None, 0
                 assert (seen.lane, seen.entry, seen.anchor) == (
                     event.lane,
                     event.entry,
@@ -286,6 +289,7 @@ class Mirror:
                 one for one in self.anchors() if (one.tenant, one.tokens) == (request.tenant, head)
             )
             seen.pages = list(anchor.pages)
+            seen.anchored_by, seen.anchored_tokens = anchor.sequence_id, event.cached_tokens
             anchor.num_hits += 1
             anchor.last_used_s = now_s
         return seen
@@ -308,6 +312,7 @@ class Mirror:
         assert running.frontier == event.position
         assert event.position % 64 == 0
         assert all(one.anchor != event.anchor for one in self.anchors())
+        running.anchored_by, running.anchored_tokens = event.sequence_id, event.position
         self.sequences[event.sequence_id] = Seen(
             sequence_id=event.sequence_id,
             tenant=running.tenant,

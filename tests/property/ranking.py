@@ -89,4 +89,5 @@ def _as_sequence(seen: Seen) -> Sequence:
         pages=list(seen.pages),
         num_hits=seen.num_hits,
         priority=seen.priority,
+        anchored_tokens=seen.anchored_tokens,
     )

@@ -32,6 +32,8 @@ class Seen:
     expires_s: float | None = None
     pinned_until_s: float | None = None
     is_lent: bool = False
+    anchored_by: int | None = None
+    anchored_tokens: int = 0
     pages: list[int] = field(default_factory=list)
 
     @property

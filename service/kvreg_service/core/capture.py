@@ -56,11 +56,13 @@ class AnchorCapture:
         run.capturing = Anchor(place, newcomer, head.is_marked)
         return run.capturing
 
-    def keep(self, run: Run) -> None:
-        """Keep the anchor that the step on its way captured, if it captured one."""
+    def keep(self, run: Run, sequence: Sequence) -> None:
+        """Keep the anchor that the step on its way captured of ``sequence``, if it captured one."""
         anchor, run.capturing = run.capturing, None
         if anchor is None:
             return
+        sequence.anchored_by = anchor.sequence.sequence_id
+        sequence.anchored_tokens = len(anchor.sequence.ledger)
         self._holdings.pages.share(anchor.sequence.pages, is_kept=True)
         self._holdings.anchors.put(anchor)
         self._holdings.events.append(

@@ -211,6 +211,9 @@ class Holdings:
         event = self.evicted(anchor.sequence, reason, anchor=anchor)
         self.anchors.remove(anchor.anchor_id)
         self.events.append(event)
+        for one in (*self.kept(), *self.running()):
+            if one.anchored_by == anchor.sequence.sequence_id:
+                one.anchored_by, one.anchored_tokens = None, 0
         self.pages.release(anchor.sequence.pages, is_kept=True)
 
     def scrap(self, lane: Lane) -> None:

@@ -62,7 +62,7 @@ class Placement:
 
     def _admit(self, plan: AdmissionPlan, promised_pages: int, now_s: float) -> list[StateMove]:
         lane = self._holdings.lanes[plan.lane]
-        gap_s = now_s - plan.resume.sequence.last_used_s if plan.resume else None
+        gap_s = max(0.0, now_s - plan.resume.sequence.last_used_s) if plan.resume else None
         moves: list[StateMove] = []
         fork: Sequence | None = None
         if plan.resume and plan.fork_to is not None:
@@ -139,7 +139,8 @@ class Placement:
                 cached_tokens=plan.cached_tokens,
                 reuse_path=plan.reuse_path,
                 attach=plan.attach,
-                queue_s=now_s - plan.request.arrival_s,
+                # The caller's clock was read before the request came, if it came just now.
+                queue_s=max(0.0, now_s - plan.request.arrival_s),
                 diverged_at=plan.diverged_at,
                 regret_tokens=plan.regret_tokens,
                 gap_s=gap_s,
@@ -176,6 +177,8 @@ class Placement:
             priority=origin.priority,
             family=origin.family,
             expires_s=origin.expires_s,
+            anchored_by=origin.anchored_by,
+            anchored_tokens=origin.anchored_tokens,
         )
         fork.pages, copies = self._pages.fork(
             origin.pages[: pages_for(fork.reusable_tokens)], resume.position // PAGE_TOKENS
@@ -254,6 +257,8 @@ class Placement:
         sequence = self._new_sequence(request, now_s)
         self._pages.share(resume.sequence.pages, is_kept=False)
         sequence.pages = list(resume.sequence.pages)
+        sequence.anchored_by = resume.sequence.sequence_id
+        sequence.anchored_tokens = resume.position
         resume.sequence.num_hits += 1
         resume.sequence.last_used_s = now_s
         return sequence

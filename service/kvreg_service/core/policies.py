@@ -1,6 +1,6 @@
 """The eviction policies: what keeping a sequence is worth, by several opinions.
 
-Each gives a positive value to one sequence, and may sort sequences into levels that count before
+Each gives a value of at least 0 to one sequence, and may sort sequences into levels that count before
 any value. Who may be given up at all, and for whom, is decided by `eviction`.
 """
 
@@ -33,7 +33,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def value(self, sequence: Sequence, now_s: float) -> float:
-        """Return what keeping the sequence is worth, above 0. The lowest value goes first."""
+        """Return what keeping the sequence is worth, at least 0. The lowest value goes first."""
         ...
 
     def levels(self, kept: Collection[Sequence]) -> Levels:
@@ -52,7 +52,8 @@ class CostPolicy:
     shorter rests hardly count, so that a handful of side requests does not push out the session
     between whose turns they come, and of longer ones the *ratio* counts, whether users take seconds
     or minutes to answer. Former returns raise it by less than half: a session that came back often
-    must not keep out one that begins now. ADR 0006 has the comparison.
+    must not keep out one that begins now. ADR 0006 has the comparison. What an anchor keeps as well
+    counts for neither seconds nor bytes.
     """
 
     cost: CostModel
@@ -64,8 +65,8 @@ class CostPolicy:
         """Return expected seconds saved per byte."""
         recency = 1 / (1 + _rest_s(sequence, now_s) / self.rest_scale_s)
         frequency = 1 + 0.5 * sequence.num_hits / (1 + sequence.num_hits)
-        saved_s = self.cost.prefill_seconds(sequence.reusable_tokens)
-        return saved_s * recency * frequency / max(1, self.cost.held_bytes(sequence))
+        saved_s = self.cost.own_seconds(sequence)
+        return saved_s * recency * frequency / max(1, self.cost.own_bytes(sequence))
 
     def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002 - no levels here
         """Return no levels."""

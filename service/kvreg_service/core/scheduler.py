@@ -355,7 +355,7 @@ class Scheduler:
         self.holdings.pages.seal(_filled_pages(sequence.pages, work))
         sequence.frontier = work.end
         if run.capturing is not None:
-            self._capture.keep(run)
+            self._capture.keep(run, sequence)
             self._shares.settle(request.tenant, now_s)
         elif work.capture_to is not None:
             sequence.checkpoint = Checkpoint(work.end, request.boundary_kind)

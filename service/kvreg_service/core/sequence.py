@@ -56,6 +56,9 @@ class Sequence:
     """Others may take it although its tenant has a quota: it backs a promise of that tenant."""
     superseded_by: SequenceId | None = None
     """The sequence that went on from this fork's position."""
+    anchored_by: SequenceId | None = None
+    """The anchor that keeps the sequence's first ``anchored_tokens`` tokens as well."""
+    anchored_tokens: int = 0
     family: SequenceId | None = None
     """The first sequence of the line that forks and their originals share."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.sequence import Sequence
 
 
@@ -30,3 +31,14 @@ class CostModel:
     def held_bytes(self, sequence: Sequence) -> int:
         """Return the bytes of the states and pages that the sequence holds."""
         return sequence.num_states * self.slot_bytes + len(sequence.pages) * self.page_bytes
+
+    def own_seconds(self, sequence: Sequence) -> float:
+        """Return the seconds of prefill that are lost with the sequence, beside its anchor's."""
+        return self.prefill_seconds(sequence.reusable_tokens) - self.prefill_seconds(
+            min(sequence.anchored_tokens, sequence.reusable_tokens)
+        )
+
+    def own_bytes(self, sequence: Sequence) -> int:
+        """Return the bytes that come free with the sequence: what its anchor keeps does not."""
+        num_anchored = sequence.anchored_tokens // PAGE_TOKENS
+        return self.held_bytes(sequence) - min(num_anchored, len(sequence.pages)) * self.page_bytes

@@ -93,6 +93,25 @@ def test_more_bytes_for_the_same_prefix_are_worth_less():
     assert _value(_kept(checkpoint=900)) < _value(_kept())
 
 
+def test_what_an_anchor_keeps_as_well_counts_for_neither_seconds_nor_bytes():
+    plain = _kept(tokens=1000)
+    anchored = _kept(tokens=1000, anchored_by=SequenceId(9), anchored_tokens=640)
+    assert COST.own_bytes(plain) == COST.held_bytes(plain) == COST.held_bytes(anchored)
+    assert COST.own_bytes(anchored) == COST.held_bytes(anchored) - 10 * 100
+    assert COST.own_seconds(anchored) == pytest.approx(
+        COST.prefill_seconds(1000) - COST.prefill_seconds(640)
+    )
+
+
+def test_a_short_conversation_behind_a_long_anchor_is_worth_less_than_one_of_its_own_length():
+    behind = _kept(tokens=6020, anchored_by=SequenceId(9), anchored_tokens=5952)
+    assert _value(behind) < _value(_kept(tokens=600))
+
+
+def test_a_conversation_that_went_back_before_its_anchor_s_end_saves_nothing():
+    assert _value(_kept(tokens=500, anchored_by=SequenceId(9), anchored_tokens=640)) == 0.0
+
+
 def test_a_clock_that_steps_back_does_not_raise_the_value():
     assert _value(_kept(last_used_s=50.0), 10.0) == _value(_kept(last_used_s=10.0), 10.0)
 
