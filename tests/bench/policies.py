@@ -46,7 +46,7 @@ of pages. *Returns hit* are later turns and tool steps that went on within 64 to
 position ever left for them. *Saved* are seconds of prefill by the cost model. Clients give side
 requests and one-off prompts `priority` -1, which only `priority` looks at. The second table varies
 constants: `rest_scale_s` of `cost` (built in: 20 s), the weight of former returns in it (0.5),
-`protected_share` of `slru` (0.8), and of how many: of all that is kept, or of all but one."""
+`protected_share` of `slru` (0.8), and the half-life of `lfu` (20 s)."""
 
 
 def run(bench: BenchRun) -> Section:
