@@ -14,8 +14,9 @@ class Failed extends Error {}
 // Words and numbers.
 
 const count = (value) => (value ?? 0).toLocaleString("en");
-const part = (value, of) => (of > 0 ? `${((100 * value) / of).toFixed(value === of ? 0 : 1)} %` : "–");
+const part = (value, of) => (of > 0 ? `${((100 * value) / of).toFixed(value % of === 0 ? 0 : 1)} %` : "–");
 const clock = (date) => date.toLocaleTimeString("en-GB");
+const many = (value, noun) => `${count(value)} ${value === 1 ? noun : noun.replace(/y$/, "ie") + "s"}`;
 const words = (name) => name.replaceAll("_", " ");
 
 function span(seconds) {
@@ -45,6 +46,12 @@ function make(name, className, ...children) {
 
 const tag = (text, kind = "") => make("span", `tag ${kind}`, text);
 const small = (text) => make("small", "", text);
+const below = (text) => make("small", "below", text);
+function identifier(text) {
+  const element = make("small", "id", text);
+  element.title = text;
+  return element;
+}
 const fill = (id, ...children) => byId(id).replaceChildren(...children);
 
 function track(value, of) {
@@ -95,18 +102,18 @@ const LANES = [
   ["Lane", "", (p) => String(p.lane_id)],
   ["State", "", (p) => tag(p.state, KINDS[p.state])],
   ["Sequence", "", sequence],
-  ["Tenant", "", tenant],
+  ["Tenant", "name", tenant],
   ["Tokens", "number", tokens],
   ["Checkpoint at", "number", positions],
   ["Pages", "number", pages],
   ["Last used", "number", (p) => (p.sequence_id == null ? "" : ago(p.age_s))],
-  ["Request", "wide", (p) => (p.request_id ? small(p.request_id) : "")],
+  ["Request", "wide", (p) => (p.request_id ? identifier(p.request_id) : "")],
   ["Promises", "wide", promises],
 ];
 const ENTRIES = [
   ["Entry", "", (p) => String(p.entry_id)],
   ["Sequence", "", sequence],
-  ["Tenant", "", tenant],
+  ["Tenant", "name", tenant],
   ["Tokens", "number", tokens],
   ["Checkpoint at", "number", positions],
   ["Pages", "number", pages],
@@ -121,21 +128,21 @@ const ANCHORS = [["Anchor", "", (p) => String(p.anchor_id)], ...ENTRIES.slice(1)
 
 function prompt(r) {
   if (r.cached_tokens == null) return count(r.prompt_tokens);
-  const made = small(` ${count(r.cached_tokens)} kept, ${count(r.computed_tokens)} computed`);
+  const made = below(`${count(r.cached_tokens)} kept + ${count(r.computed_tokens)}`);
   return [count(r.prompt_tokens), made, track(r.cached_tokens, r.prompt_tokens)];
 }
 
 const REQUESTS = [
-  ["When", "", (r) => [clock(new Date(Date.now() - 1000 * r.ended_ago_s)), small(` ${ago(r.ended_ago_s)}`)]],
-  ["Tenant", "", tenant],
+  ["When", "short", (r) => [clock(new Date(Date.now() - 1000 * r.ended_ago_s)), below(ago(r.ended_ago_s))]],
+  ["Tenant", "name", tenant],
   ["Outcome", "", (r) => tag(r.error_code ?? (r.outcome === "finished" ? r.finish_reason ?? "" : r.outcome), KINDS[r.outcome])],
-  ["Began at", "", (r) => (r.reuse_path ? [words(r.reuse_path), r.attach === "none" ? null : small(` from ${r.attach}`)] : "no lane")],
-  ["After", "", (r) => r.tail],
+  ["Began at", "", (r) => (r.reuse_path ? [words(r.reuse_path), r.attach === "none" ? null : below(`from ${r.attach}`)] : "no lane")],
+  ["Tail", "short", (r) => r.tail],
   ["Prompt", "number", prompt],
   ["Answer", "number", (r) => count(r.completion_tokens)],
   ["First token", "number", (r) => span(r.ttft_s)],
   ["Total", "number", (r) => span(r.total_s)],
-  ["Request", "wide", (r) => small(r.request_id)],
+  ["Request", "wide", (r) => identifier(r.request_id)],
 ];
 
 const tile = (value, text) => make("div", "tile", make("b", "", value), make("span", "", text));
@@ -183,7 +190,7 @@ function show(registry, activity) {
   document.title = `kvreg ${p.model}`;
   fill("model", p.model);
   fill("profile", [
-    p.profile ? `profile ${p.profile}` : null, `${p.lanes} lanes`, `${p.entries} entries`, `${p.anchors} anchors`,
+    p.profile ? `profile ${p.profile}` : null, many(p.lanes, "lane"), many(p.entries, "entry"), many(p.anchors, "anchor"),
     `current state: ${p.current_state}`, `eviction: ${p.eviction}`, `context ${count(p.max_context_tokens)}`, p.device,
     `hash ${p.profile_hash}`,
   ].filter((text) => text !== null).join(" · "));
