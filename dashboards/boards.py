@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dashboards.board import Board, write_json
 from dashboards.operator_board import build_operator_board
+from dashboards.panels import DOCS_URL
 from dashboards.registry_board import build_registry_board
 from dashboards.serving_board import build_serving_board
 
@@ -17,10 +18,13 @@ def build_boards() -> list[Board]:
     return [build_registry_board(), build_serving_board(), build_operator_board()]
 
 
-def write_all(folder: Path) -> None:
+def write_all(folder: Path, *, docs_url: str = DOCS_URL) -> None:
     """Write each dashboard to a file of its name, and remove what no dashboard is behind."""
     folder.mkdir(exist_ok=True)
-    written = {f"{board.name}.json": write_json(board) for board in build_boards()}
+    written = {
+        f"{board.name}.json": write_json(board).replace(DOCS_URL, docs_url)
+        for board in build_boards()
+    }
     for old in folder.glob("*.json"):
         if old.name not in written:
             old.unlink()

@@ -37,6 +37,10 @@ def test_promtool_accepts_the_rules() -> None:
     _promtool("check", "rules", *_RULES)
 
 
+def test_promtool_accepts_the_configuration_for_one_machine() -> None:
+    _promtool("check", "config", _ROOT / "dashboards/local/prometheus.yaml")
+
+
 @pytest.mark.parametrize("play", _PLAYS, ids=lambda path: path.stem)
 def test_rules_answer_to_series_as_they_should(play: Path) -> None:
     _promtool("test", "rules", play)
