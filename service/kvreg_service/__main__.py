@@ -80,7 +80,9 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     from kvreg_service.api.server import DrainingServer, url_of
     from kvreg_service.composition import engine_options
     from kvreg_service.engine.build import build_engine, load_model
+    from kvreg_service.engine.reservation import plan_cpu
     from kvreg_service.load_progress import show_loading
+    from kvreg_service.telemetry.configured_log import open_request_log
     from kvreg_service.telemetry.metrics import Metrics
     from kvreg_service.telemetry.recent_requests import RecentRequests
     from kvreg_service.telemetry.tracing import FLUSH_TIMEOUT_S, start_tracing
@@ -92,6 +94,10 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     with ExitStack() as closing:
         recent = RecentRequests()
         observers: list[Observer] = [metrics, recent]
+        plan = plan_cpu(loaded.config, options)
+        if (log := open_request_log(settings, options, plan, metrics)) is not None:
+            closing.callback(log.close)
+            observers.append(log)
         if (spans := start_tracing(settings, metrics.spans_ended)) is not None:
             closing.callback(spans.close, FLUSH_TIMEOUT_S)
             observers.append(spans)

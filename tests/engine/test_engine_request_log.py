@@ -132,3 +132,13 @@ def sessions_of(lines: list[Line]) -> Iterator[tuple[str, str]]:
 def test_turns_of_one_conversation_share_a_session(played: Played) -> None:
     by_session = Counter(sessions_of(played.requests))
     assert by_session.most_common(1)[0][1] == 7
+
+
+def test_a_round_of_a_tool_loop_tells_the_boundary_of_both_modes(played: Played) -> None:
+    line = next(line for line in played.requests if line["tail"] == "tool")
+    assert line["turn_boundary"] == line["boundary"] < line["round_boundary"]
+
+
+def test_an_answer_that_is_continued_tells_its_kind_of_boundary(played: Played) -> None:
+    kinds = {line["boundary_kind"] for line in played.requests if line["tail"] == "assistant"}
+    assert kinds == {"response"}

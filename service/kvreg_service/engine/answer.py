@@ -214,6 +214,10 @@ class Answer:
             prepared_at_s=admitted_s + self._attach_s if admitted_s is not None else None,
             first_token_at_s=self._first_token_s,
             ended_at_s=time.monotonic(),
+            boundary_kind="response" if asked.prompt.is_continuation else "turn",
+            turn_boundary=asked.prompt.boundary.turn,
+            round_boundary=asked.prompt.boundary.round,
+            marked_heads=tuple(head.num_tokens for head in request.heads if head.is_marked),
             trace_parent=asked.trace_parent,
         )
 

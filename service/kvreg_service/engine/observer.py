@@ -41,6 +41,8 @@ class Admission:
 class RequestRecord:
     """One request that the engine had accepted, at its end.
 
+    ``boundary`` is the position whose state was to be kept; ``turn_boundary`` and
+    ``round_boundary`` are those of `chat.boundary`, which other settings would choose from.
     ``prompt`` and ``output_ids`` are for digests; they must not be changed. ``session`` is the same
     for all requests whose conversations begin alike. ``admission`` is None for one that ended in
     the queue. Times ending in ``_at_s`` are seconds of the monotonic clock, None for what was never
@@ -69,6 +71,11 @@ class RequestRecord:
     prepared_at_s: float | None
     first_token_at_s: float | None
     ended_at_s: float
+    boundary_kind: Literal["turn", "response"] = "turn"
+    turn_boundary: int | None = None
+    round_boundary: int | None = None
+    marked_heads: tuple[int, ...] = ()
+    """Those of the heads that the client asked for."""
     trace_parent: str | None = None
     """The W3C ``traceparent`` header of the call, as it came."""
 

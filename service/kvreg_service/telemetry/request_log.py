@@ -208,9 +208,8 @@ class RequestLog:
 
     def _examine(self, record: RequestRecord, number: int) -> Examined:
         ledger = record.prompt
-        positions = [len(ledger)]
-        if record.boundary is not None:
-            positions.append(record.boundary)
+        boundaries = (record.boundary, record.turn_boundary, record.round_boundary)
+        positions = [len(ledger), *(one for one in boundaries if one is not None)]
         if record.frontier is not None:
             positions.append(record.frontier)
             # The last token was sampled and never computed.

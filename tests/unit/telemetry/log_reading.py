@@ -84,7 +84,8 @@ class PrefixReader:
             if other["tenant"] != line["tenant"]:
                 continue
             heads = {head // PAGE * PAGE for head in other["heads"]} - {0}
-            positions = {other["boundary"], other["frontier"], *heads} - {None}
+            boundaries = {other[name] for name in ("boundary", "turn_boundary", "round_boundary")}
+            positions = {*boundaries, other["frontier"], *heads} - {None}
             for position in positions:
                 prefix = self.name(other, position)
                 if longest < position < line["prompt_tokens"] and prefix is not None:

@@ -67,12 +67,14 @@ def requests_from(seeds: list[Seed]) -> list[RequestRecord]:
         rng = Random(seed.words)
         tokens = origin[: seed.repeated] + [rng.randrange(2) for _ in range(seed.added)] or [0]
         boundary = None if seed.boundary_back is None else len(tokens) - seed.boundary_back
+        round_boundary = len(tokens) - 3 * (seed.boundary_back or 0)
         requests.append(
             record(
                 tokens,
                 tenant=seed.tenant,
                 output_ids=tuple(rng.randrange(2) for _ in range(seed.output)),
                 boundary=boundary if boundary and boundary > 0 else None,
+                round_boundary=round_boundary if round_boundary > 0 else None,
                 heads=(seed.head,) if 0 < seed.head < len(tokens) else (),
                 arrived_at_s=100.0 + index - seed.starts_before,
                 ended_at_s=100.5 + index,
@@ -86,7 +88,8 @@ def longest_by_tokens(one: RequestRecord, others: list[RequestRecord]) -> int:
     for other in others:
         ledger = TokenLedger(other.prompt.identity, ledger_of(other))
         heads = (head // PAGE * PAGE for head in other.heads)
-        for position in {other.boundary, other.frontier, *heads} - {None, 0}:
+        boundaries = {other.boundary, other.turn_boundary, other.round_boundary}
+        for position in {*boundaries, other.frontier, *heads} - {None, 0}:
             if longest < position < one.prompt_tokens and one.prompt.starts_with(ledger, position):
                 longest = position
     return longest
