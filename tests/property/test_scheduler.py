@@ -15,7 +15,7 @@ from kvreg_service.core.policies import POLICY_NAMES
 def test_any_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept():
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(max_examples=settings().max_examples * 4, stateful_step_count=40),
+        settings=settings(max_examples=settings().max_examples * 3, stateful_step_count=40),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Failed, Finished
@@ -131,6 +133,34 @@ def test_an_evicted_lane_is_empty_and_usable(make_core):
     _keep(core, 0, 120)
     assert _victims(core.run(_text(9, 500), max_tokens=1)) == [1]
     assert core.run(_text(3, 60)).admitted.lane == 0
+
+
+def test_what_frees_no_page_stays_while_others_free_some(make_core):
+    core = make_core(entries=3, num_pages=8, max_context_tokens=512)
+    _keep(core, 1, 127)
+    _keep(core, 2, 190)
+    _twin(core, 1)
+    # The first session is worth less, but all its pages are its twin's as well.
+    assert _victims(core.run(_text(9, 300), max_tokens=1)) == [2]
+
+
+def test_two_that_share_all_their_pages_go_both_when_nobody_else_is_left(make_core):
+    core = make_core(entries=2, num_pages=8, max_context_tokens=512)
+    _keep(core, 1, 127)
+    twin = _twin(core, 1)
+    outcome = core.run(_text(9, 505), max_tokens=7)
+    assert isinstance(outcome.terminal, Finished)
+    assert set(_victims(outcome)) == {1, twin.sequence_id}
+
+
+def _twin(core, sequence_id):
+    """Keep a copy of a session in an entry, on the very same pages."""
+    holdings = core.scheduler.holdings
+    (origin,) = (one for one in core.kept() if one.sequence_id == sequence_id)
+    twin = replace(origin, sequence_id=holdings.take_sequence_id(), pages=list(origin.pages))
+    holdings.pages.share(twin.pages, is_kept=True)
+    holdings.registry.fork(twin, 1, from_lane=None, from_entry=1)
+    return twin
 
 
 def test_policy_none_gives_up_the_longest_unused_under_page_pressure(make_core):

@@ -82,6 +82,16 @@ def test_policy_none_empties_an_entry_for_a_pinned_sequence(make_core):
     assert second in _ids(core)
 
 
+def test_at_its_quota_a_tenant_gives_up_an_entry_of_its_own_for_its_pin(make_core):
+    core = make_core(entries=2, policy="none")
+    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=16)}, core.now_s)
+    first, second = (_keep(core, number, identity=THEIRS) for number in (1, 2))
+    _pin(core, second)
+    _keep(core, 3)
+    assert second in _ids(core)
+    assert first not in _ids(core)
+
+
 def test_a_lane_without_a_pin_is_used_before_one_with_a_pin(make_core):
     core = make_core(lanes=2, entries=1)
     _pin(core, _keep(core, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Finished
+from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Finished, Forked
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Head
@@ -115,6 +115,20 @@ def test_copies_count_as_entries(make_core):
     for tail in range(5):
         core.run([*_text(1, 200), *[tail] * 5], identity=A, boundary=204)
         assert len(_in_entries(core, "a")) <= 1
+
+
+def test_at_its_quota_no_copy_takes_the_place_of_what_others_no_longer_need(make_core):
+    core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=3)
+    first = _keep(core, OTHER, 1, 200)
+    prompt = [*_text(1, 200), 7, *first.answer, *[5] * 20]
+    second = core.run([*prompt, 1], identity=OTHER, boundary=len(prompt))
+    core.run([*prompt, 1, *second.answer, 6], identity=OTHER)
+    assert len(second.of(Forked)) == 1, "the precondition of this test"
+    _keep(core, A, 2, 200)
+    _keep(core, A, 3, 700)
+    side = core.run([*_text(3, 700), 4, 4, 4], identity=A, boundary=702)
+    assert not side.of(Forked)
+    assert not side.of(Evicted)
 
 
 def test_anchors_count_by_themselves(make_core):
@@ -297,6 +311,13 @@ def test_a_smaller_quota_gives_up_what_is_beyond_it_at_once(make_core):
     happened = core.scheduler.set_quotas({"a": Quota(1, 32)}, core.now_s)
     assert [(e.reason, e.tenant) for e in happened] == [(EvictionReason.QUOTA, "a")] * 2
     assert [one.ledger.tokens[0] for one in _in_entries(core, "a")] == [2000]
+
+
+def test_a_quota_without_anchors_gives_up_those_there_are(make_core):
+    core = _with_quotas(make_core, {"a": Quota(0, 8, anchors=1)}, anchors=1)
+    core.run([*_text(1, 100), 7], identity=A, heads=(Head(64),))
+    happened = core.scheduler.set_quotas({"a": Quota(0, 8)}, core.now_s)
+    assert [(e.reason, e.anchor) for e in happened] == [(EvictionReason.QUOTA, 0)]
 
 
 def test_without_its_quota_a_tenant_is_like_all_others(make_core):
