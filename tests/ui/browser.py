@@ -57,6 +57,10 @@ class Page:
         self._call("Page.navigate", url=url)
         self.wait_until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
+    def leave(self) -> None:
+        """Show nothing, so that no server is asked any more."""
+        self._call("Page.navigate", url="about:blank")
+
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of the page's language, as JSON carries it.
 

@@ -6,6 +6,10 @@ const TIMEOUT_MS = 6000;
 const KEY_NAME = "kvreg.key";
 
 const byId = (id) => document.getElementById(id);
+const SHOWN = [
+  "model", "profile", "updated", "tiles", "lanes", "lanes-note", "entries", "entries-note", "anchors", "anchors-note",
+  "memory", "paths", "evictions", "requests", "requests-note",
+];
 let lastSeen = null;
 
 class Refused extends Error {}
@@ -230,9 +234,9 @@ function askForKey(hadKey) {
   byId("shown").hidden = true;
   byId("ask-key").hidden = false;
   byId("forget-key").hidden = true;
-  fill("updated", "");
-  fill("model", "");
-  fill("profile", "");
+  // What another key showed is gone with it.
+  for (const id of SHOWN) fill(id);
+  document.title = "kvreg";
   say("warn", "locked", hadKey ? "The server does not know this key." : "");
 }
 
