@@ -248,6 +248,8 @@ class Mirror:
             seen = self._begun(event, request, now_s)
         else:
             seen.num_hits += 1
+            if event.cached_tokens < seen.anchored_tokens:
+                seen.anchored_by, seen.anchored_tokens = None, 0
         seen.tokens = list(request.prompt.tokens)
         seen.frontier = event.cached_tokens
         seen.cut_pages(event.cached_tokens)

@@ -251,6 +251,9 @@ class Placement:
         sequence.num_hits += 1
         sequence.superseded_by = None
         sequence.is_lent = False
+        if position < sequence.anchored_tokens:
+            # What it computes anew from here on is not the anchor's.
+            sequence.anchored_by, sequence.anchored_tokens = None, 0
 
     def _begin_at_anchor(self, resume: Resume, request: Request, now_s: float) -> Sequence:
         """Begin a conversation with the pages of an anchor, which stays as it is."""
