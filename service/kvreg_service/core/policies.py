@@ -1,7 +1,7 @@
 """The eviction policies: what keeping a sequence is worth, by several opinions.
 
-Each gives a value of at least 0 to one sequence, and may sort sequences into levels that count before
-any value. Who may be given up at all, and for whom, is decided by `eviction`.
+Each gives a value of at least 0 to one sequence, and may sort sequences into levels that count
+before any value. Who may be given up at all, and for whom, is decided by `eviction`.
 """
 
 from __future__ import annotations
