@@ -66,9 +66,12 @@ class Served:
 
 
 class Serve(Protocol):
-    """Starts a server with these settings, which ends with its block."""
+    """Starts a server with these settings, which ends with its block.
 
-    def __call__(self, **settings: Any) -> Any:
+    With ``is_left_first`` the page is left before, so that nobody asks a server that ends.
+    """
+
+    def __call__(self, *, is_left_first: bool = True, **settings: Any) -> Any:
         """Start it."""
         ...
 
@@ -83,9 +86,9 @@ def loaded_model() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def serve(loaded_model: LoadedModel) -> Serve:
+def serve(loaded_model: LoadedModel, browser: Page) -> Serve:
     @contextmanager
-    def start(**given: Any) -> Iterator[Served]:
+    def start(*, is_left_first: bool = True, **given: Any) -> Iterator[Served]:
         settings = load_settings({"lanes": 2, "entries": 3, "memory_gib": 0.2, **given})
         recent = RecentRequests()
         engine, prompt_builder = build_engine(
@@ -95,6 +98,8 @@ def serve(loaded_model: LoadedModel) -> Serve:
             app = create_app(engine, prompt_builder, settings, recent=recent)
             with running_server(app) as url, httpx.Client(timeout=60) as http:
                 yield Served(url, http)
+                if is_left_first:
+                    browser.leave()
         finally:
             engine.close()
 
@@ -111,6 +116,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
     """A wide page that shows nothing yet."""
+    browser.leave()
     browser.set_screen(1200, 900)
     browser.complaints.clear()
     yield browser

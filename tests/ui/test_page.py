@@ -194,6 +194,7 @@ def test_markup_in_values_stays_text(page: Page, width: int) -> None:
         elements = page.evaluate("document.querySelectorAll('img, #shown td b, h1 b, p b').length")
         title = page.evaluate("document.title")
         overflow = page.overflow()
+        page.leave()
     # The model, twice in the profile, lane, request, tenant and requests.
     assert shown.count(HOSTILE) >= 8
     assert elements == 0
@@ -281,7 +282,7 @@ def test_page_says_that_the_server_is_draining(serve: Serve, page: Page) -> None
 def test_page_says_that_the_server_is_gone_and_that_what_it_shows_is_old(
     serve: Serve, page: Page
 ) -> None:
-    with serve() as server:
+    with serve(is_left_first=False) as server:
         server.ask([{"role": "user", "content": "Hi"}])
         page.open(f"{server.url}/ui")
         page.wait_for_text("full reset", "#requests")
@@ -299,3 +300,4 @@ def test_page_says_why_an_engine_is_not_ready(page: Page) -> None:
         assert "the engine is not ready" in page.text("#notice")
         engine.is_sound = True
         page.wait_for_text("serving", "#status")
+        page.leave()
