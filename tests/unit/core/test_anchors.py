@@ -106,6 +106,16 @@ def test_a_longer_reuse_than_the_anchor_is_preferred(make_core):
     assert _begin(core, 1, 1).admitted.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
 
 
+def test_of_equal_reuse_an_entry_is_preferred_to_an_anchor(make_core):
+    core = make_core(entries=3, anchors=1)
+    core.run([*_system(1, WHOLE), 9], boundary=WHOLE, max_tokens=1)
+    core.run([*_system(2), 9], max_tokens=1)
+    _begin(core, 1, 1, may_reuse=False, retain=True)
+    assert _heads(core) == [1], "the precondition of this test"
+    admitted = core.run(_chat(1, 2)).admitted
+    assert (admitted.cached_tokens, admitted.attach) == (WHOLE, Attach.REGISTRY)
+
+
 def test_of_several_heads_the_longest_that_fits_is_used(make_core):
     core = make_core(anchors=2)
     heads = (Head(70), Head(140))
