@@ -1,0 +1,42 @@
+"""Conversations that begin with the same head, for the tests of anchors."""
+
+from __future__ import annotations
+
+from kvreg_service.core.identity import Identity
+from kvreg_service.core.request import Head
+
+THEIRS = Identity(b"epoch", "theirs")
+HEAD_TOKENS = 200
+WHOLE = 192
+"""What of a head of 200 tokens fills whole pages."""
+
+
+def system(number: int, length: int = HEAD_TOKENS) -> list[int]:
+    return list(range(10_000 * number, 10_000 * number + length))
+
+
+def chat(number: int, question: int, length: int = HEAD_TOKENS) -> list[int]:
+    return [*system(number, length), *range(500 + 50 * question, 540 + 50 * question), 7]
+
+
+def begin(core, number, question, *, marked=False, length=HEAD_TOKENS, run=True, **options):
+    """Begin a conversation with a shared head; its checkpoint lies before the last token."""
+    prompt = chat(number, question, length)
+    options = {"boundary": len(prompt) - 1, "max_tokens": 3, **options}
+    do = core.run if run else core.submit
+    return do(prompt, heads=(Head(length, marked),), **options)
+
+
+def heads_of(core) -> list[int]:
+    """The first tokens of the kept heads, which tell them apart."""
+    return [
+        anchor.sequence.ledger.tokens[0] // 10_000 for anchor in core.scheduler.holdings.anchors
+    ]
+
+
+def anchors_of(core):
+    return list(core.scheduler.holdings.anchors)
+
+
+def cold_answer(make_core, prompt, max_tokens=3):
+    return make_core().run(prompt, max_tokens=max_tokens).answer
