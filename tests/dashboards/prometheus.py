@@ -34,6 +34,11 @@ class Prometheus:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
         self._process = process
         self._log = log
+        self.expect_soon()
+
+    def expect_soon(self) -> None:
+        """Begin the time within which everything that is waited for has to be there."""
+        self._deadline_s = time.monotonic() + _TIMEOUT_S
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Evaluate an expression at this moment; raise for one that is wrong."""
@@ -44,18 +49,16 @@ class Prometheus:
     def wait_for(
         self, expr: str, is_enough: Callable[[list[dict[str, Any]]], bool] = bool
     ) -> list[dict[str, Any]]:
-        """Ask until the answer is enough, and return it; after a time, return what there is."""
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        """Ask until the answer is enough, and return it; when time is up, return what there is."""
         while True:
             answer = self.query(expr)
-            if is_enough(answer) or time.monotonic() > deadline_s:
+            if is_enough(answer) or time.monotonic() > self._deadline_s:
                 return answer
             time.sleep(_POLL_S)
 
     def wait_until_ready(self) -> None:
         """Return when it answers."""
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline_s and self._process.poll() is None:
+        while time.monotonic() < self._deadline_s and self._process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if self._http.get("/-/ready").is_success:
                     return

@@ -53,6 +53,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         # Counters that have not been seen at 0 have not grown.
         assert prometheus.wait_for("kvreg_engine_ready == 1")
         play_mix(url)
+        prometheus.expect_soon()
         num_requests = _sum_of_requests(url)
         seen = prometheus.wait_for("sum(kvreg_requests_total)", _is_value(num_requests))
         assert _is_value(num_requests)(seen), seen
