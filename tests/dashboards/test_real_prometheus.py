@@ -60,6 +60,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield prometheus
 
 
+# Alerts return data when something is wrong: test_rules.py sees each of them do so.
 @pytest.mark.parametrize("expression", _all("record", but=_NOT_THERE_YET | _NOT_MOVED_YET), ids=str)
 def test_every_expression_returns_data(prometheus: Prometheus, expression: Expression) -> None:
     expr = warm_at_once(substitute(expression.expr, _VARIABLES))
