@@ -30,12 +30,13 @@ class _Change:
         cached, prompt = self.admitted.cached_tokens, self.request.prompt_tokens
         return self.request.retain and boundary is not None and cached < boundary < prompt
 
-    def proves_a_fork_of(self, seen: Seen) -> bool:
+    def proves_a_fork_of(self, seen: Seen, ranking: Ranking) -> bool:
         """Whether it is another branch of a fork, which speaks against an earlier one."""
         return (
             self.captures
             and self.origin is not None
             and self.origin.superseded_by is not None
+            and not ranking.is_superseded(self.origin)
             and self.origin.family == seen.family
         )
 
@@ -196,13 +197,17 @@ def _new_place(
         others = own
     else:
         if leaving is not None and (profile.exchange or must_stay):
-            leaves_fork = profile.policy.evicts_for_detach and change.proves_a_fork_of(displaced)
+            leaves_fork = profile.policy.evicts_for_detach and change.proves_a_fork_of(
+                displaced, ranking
+            )
             if not leaves_fork or must_stay:
                 return leaving.entry
-            return min(empty) if empty and quota is None else None
-        if empty:
+            if empty and quota is None:
+                return min(empty)
+            others = own if quota is not None else others
+        elif empty:
             return min(empty)
-        if quota is not None:
+        elif quota is not None:
             must_stay = True
             others = [seen for seen in others if seen.tenant != displaced.tenant] or others
     victim = ranking.first(others, displaced.tenant)
@@ -246,7 +251,7 @@ def _check_fork(
             assert victim.entry == fork.entry
             assert ranking.is_superseded(victim) or victim.family == origin.family
             is_worth_less = ranking.worth(victim) < ranking.worth(origin)
-            assert is_worth_less or change.proves_a_fork_of(victim)
+            assert is_worth_less or change.proves_a_fork_of(victim, ranking)
             assert ranking.may_take(victim, origin.tenant)
         assert not is_at_quota or [seen.tenant for seen in victims] == [origin.tenant]
         return

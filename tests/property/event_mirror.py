@@ -258,6 +258,7 @@ class Mirror:
         seen.last_used_s = now_s
         if request.retain:
             seen.priority = request.priority
+            self._mark_anchors(request)
         seen.lane, seen.entry = event.lane, None
         seen.request = request
         seen.superseded_by = None
@@ -295,6 +296,15 @@ class Mirror:
             anchor.num_hits += 1
             anchor.last_used_s = now_s
         return seen
+
+    def _mark_anchors(self, request: Request) -> None:
+        """A mark proves an anchor that is there already."""
+        for head in request.heads:
+            end = head.num_tokens // 64 * 64
+            tokens = list(request.prompt.tokens[:end])
+            for anchor in self.anchors() if head.is_marked and end < request.prompt_tokens else ():
+                if (anchor.tenant, anchor.tokens) == (request.tenant, tokens):
+                    anchor.is_marked = True
 
     def _note_fork(self, seen: Seen, request: Request, now_s: float) -> None:
         fork, self._new_fork = self._new_fork, None
@@ -360,6 +370,8 @@ class Mirror:
             seen.expires_s = now_s + request.ttl_s if request.ttl_s is not None else None
         del seen.tokens[seen.frontier :]
         seen.cut_pages(seen.reusable)
+        if seen.reusable < seen.anchored_tokens:
+            seen.anchored_by, seen.anchored_tokens = None, 0
         if seen.reusable == 0:
             is_failed = isinstance(event, events.Failed)
             assert is_failed or not seen.is_pinned(now_s), "nothing is left of what is pinned"

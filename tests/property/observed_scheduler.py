@@ -116,7 +116,7 @@ class ObservedScheduler:
     def pin(self, seen: Seen, seconds: float) -> None:
         may_pin = self.shares.may_pin(seen, self.now_s)
         try:
-            self.scheduler.pin(SequenceId(seen.sequence_id), seconds, self.now_s)
+            self.scheduler.custody.pin(SequenceId(seen.sequence_id), seconds, self.now_s)
         except PinRefused:
             assert not may_pin, "a pin that leaves enough was refused"
             return
@@ -124,7 +124,7 @@ class ObservedScheduler:
         seen.pinned_until_s = self.now_s + seconds
 
     def set_quotas(self, quotas: dict[str, Quota]) -> None:
-        happened = self.scheduler.set_quotas(quotas, self.now_s)
+        happened = self.scheduler.custody.set_quotas(quotas, self.now_s)
         self.mirror.quotas = quotas
         for seen in self.mirror.kept():
             seen.is_lent = False
@@ -133,7 +133,7 @@ class ObservedScheduler:
             self.shares.lend(tenant, self.now_s)
 
     def unpin(self, seen: Seen) -> None:
-        self.scheduler.unpin(SequenceId(seen.sequence_id))
+        self.scheduler.custody.unpin(SequenceId(seen.sequence_id))
         seen.pinned_until_s = None
 
     def drop(self, index: int) -> list[events.Event]:
@@ -142,7 +142,7 @@ class ObservedScheduler:
             return []
         seen = self.pick(index)
         try:
-            return self.scheduler.drop_sequence(SequenceId(seen.sequence_id), seen.tenant)
+            return self.scheduler.custody.drop(SequenceId(seen.sequence_id), seen.tenant)
         except (SessionBusy, SessionNotFound):
             # The step on its way has just taken it.
             return []
@@ -294,7 +294,7 @@ class ObservedScheduler:
         self.drain()
         assert set(self.mirror.terminals) == set(self.mirror.requests)
         for seen in self.mirror.kept():
-            self.take(self.scheduler.drop_sequence(SequenceId(seen.sequence_id)))
+            self.take(self.scheduler.custody.drop(SequenceId(seen.sequence_id)))
         self.scheduler.check_invariants(self.now_s)
         assert not self.mirror.sequences
         assert self.scheduler.holdings.pages.count()[PageState.FREE] == self.num_pages

@@ -229,14 +229,30 @@ class AdmissionPlanner:
         each time it is sent would otherwise push out the only state that serves it, by one dead
         branch after the other.
         """
-        if displacement.fate is not Fate.EXCHANGE or not _is_branch(displaced, resume.sequence):
+        fork = resume.sequence
+        if displacement.fate is not Fate.EXCHANGE or not self._speaks_against(displaced, fork):
             return displacement
         if not self._rules.policy.evicts_for_detach or displaced.is_pinned(self._now_s):
             return displacement
+        has_quota = displaced.tenant in self._quotas
         empty = self._registry.empty_entries()
-        if empty and displaced.tenant not in self._quotas:
+        if empty and not has_quota:
             return Displacement(Fate.DETACH, empty[0])
-        return Displacement(Fate.DROP)
+        # With a quota it can only take the place of one of its own tenant, so that none is added.
+        others = {
+            one.sequence_id: (entry, one)
+            for entry, one in self._registry
+            if one is not fork and (not has_quota or one.tenant == displaced.tenant)
+        }
+        return self._replace(displaced, others, must_keep=False)
+
+    def _speaks_against(self, branch: Sequence, fork: Sequence) -> bool:
+        """Whether another branch from ``fork`` speaks against ``branch``, which went on from it.
+
+        Not against one that went on twice: it is the session, and the fork an old state of it.
+        """
+        is_fork = fork.superseded_by is not None and not self._order.is_superseded(fork)
+        return is_fork and branch.family == fork.family
 
     def _choose_fork(
         self,
@@ -278,7 +294,7 @@ class AdmissionPlanner:
             and (
                 self._order.worth(one) < self._order.worth(origin)
                 # Another branch goes on from the fork, which speaks against the earlier ones.
-                or (capture_at is not None and _is_branch(one, origin))
+                or (capture_at is not None and self._speaks_against(one, origin))
             )
             and (one.tenant == origin.tenant or not is_at_quota)
         }
@@ -301,8 +317,3 @@ class AdmissionPlanner:
         if entry is not None and displaced is not None:
             owners.append(displaced.tenant)
         return owners.count(origin.tenant) >= quota.entries
-
-
-def _is_branch(sequence: Sequence, fork: Sequence) -> bool:
-    """Whether ``sequence`` may have gone on from ``fork``, from which one has."""
-    return fork.superseded_by is not None and sequence.family == fork.family

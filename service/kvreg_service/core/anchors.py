@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.eviction import EvictionOrder
@@ -97,6 +97,12 @@ class AnchorTable:
     def remove(self, anchor_id: AnchorId) -> None:
         """Empty a place."""
         self._places[anchor_id] = None
+
+    def mark(self, ledger: TokenLedger, num_tokens: int) -> None:
+        """Note that a client asks for the anchor of this head, if there is one."""
+        anchor = self.find_head(ledger, num_tokens)
+        if anchor is not None:
+            self._places[anchor.anchor_id] = replace(anchor, is_marked=True)
 
     def note_seen(self, ledger: TokenLedger, num_tokens: int) -> None:
         """Count one more conversation that began with this head."""

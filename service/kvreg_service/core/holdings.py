@@ -127,6 +127,7 @@ class Holdings:
             ttl_s = run.request.ttl_s
             sequence.expires_s = now_s + ttl_s if ttl_s is not None else None
         sequence.ledger.truncate(sequence.frontier)
+        sequence.forget_anchor_beyond(sequence.reusable_tokens)
         self.pages.keep(sequence.pages)
         if sequence.reusable_tokens == 0:
             self._empty_lane(lane)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from kvreg_service.core.admission import AdmissionPlan, Displacement, Fate
-from kvreg_service.core.anchors import Anchor
+from kvreg_service.core.anchors import Anchor, aligned
 from kvreg_service.core.events import Admitted, Attached, Detached, EvictionReason, Forked
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, pages_for
@@ -50,9 +50,7 @@ class Placement:
         before, num_events = self._kept_places(), len(self._holdings.events)
         try:
             moves = self._admit(plan, promised_pages, now_s)
-            if plan.request.may_reuse:
-                for head in plan.heads:
-                    self._holdings.anchors.note_seen(plan.request.prompt, head.num_tokens)
+            self._note_heads(plan)
             self._shares.settle(plan.request.tenant, now_s)
             return moves
         except Exception:
@@ -103,6 +101,16 @@ class Placement:
         )
         self._announce(plan, sequence, now_s, gap_s)
         return moves + self._own_tail_page(sequence, now_s)
+
+    def _note_heads(self, plan: AdmissionPlan) -> None:
+        request, anchors = plan.request, self._holdings.anchors
+        if request.may_reuse:
+            for head in plan.heads:
+                anchors.note_seen(request.prompt, head.num_tokens)
+        if request.retain:
+            for head in aligned(request.heads, after=0, before=request.prompt_tokens):
+                if head.is_marked:
+                    anchors.mark(request.prompt, head.num_tokens)
 
     def _abandon(self, plan: AdmissionPlan, before: list[tuple[Sequence, _Place]]) -> None:
         lane = self._holdings.lanes[plan.lane]
@@ -251,9 +259,7 @@ class Placement:
         sequence.num_hits += 1
         sequence.superseded_by = None
         sequence.is_lent = False
-        if position < sequence.anchored_tokens:
-            # What it computes anew from here on is not the anchor's.
-            sequence.anchored_by, sequence.anchored_tokens = None, 0
+        sequence.forget_anchor_beyond(position)
 
     def _begin_at_anchor(self, resume: Resume, request: Request, now_s: float) -> Sequence:
         """Begin a conversation with the pages of an anchor, which stays as it is."""

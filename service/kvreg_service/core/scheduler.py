@@ -7,19 +7,16 @@ came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.capture import AnchorCapture
+from kvreg_service.core.custody import Custody
 from kvreg_service.core.errors import (
     ConfigurationError,
     ContextTooLong,
     InvalidRequest,
     KvregError,
-    SessionBusy,
-    SessionNotFound,
     contain,
 )
 from kvreg_service.core.events import (
@@ -37,16 +34,13 @@ from kvreg_service.core.events import (
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import (
     PAGE_TOKENS,
-    EntryId,
     PageId,
     RequestId,
-    SequenceId,
     SlotId,
     pages_for,
 )
 from kvreg_service.core.intake import Intake
 from kvreg_service.core.lane import Lane, Run
-from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.shares import Shares
@@ -84,6 +78,7 @@ class Scheduler:
         self.limits = limits
         self.holdings = Holdings(limits.layout, limits.num_pages, rules.policy, cost)
         self._shares = Shares(self.holdings, limits.max_context_tokens)
+        self.custody = Custody(self.holdings, self._shares)
         self._capture = AnchorCapture(self.holdings)
         self._queue = WaitingLine(limits.queue_limit, limits.queue_timeout_s)
         self._intake = Intake(self._queue, self.holdings, self._shares, rules)
@@ -156,79 +151,6 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - it runs for nobody, and ends by itself
             self.holdings.events.append(UpkeepFailed(contain("cancelling", error)))
         return self._take_events()
-
-    def drop_entry(self, entry: EntryId) -> list[Event]:
-        """Give up the sequence in an entry, at any time.
-
-        Returns:
-            The events of it; those of a plan on its way are left to `commit`.
-
-        Raises:
-            NotFound: there is no such entry, or it is empty.
-        """
-        self.holdings.evict(entry, EvictionReason.REQUESTED)
-        return [self.holdings.events.pop()]
-
-    def drop_sequence(self, sequence_id: SequenceId, tenant: str | None = None) -> list[Event]:
-        """Give up a kept sequence, wherever it rests.
-
-        Returns:
-            The events of it; those of a plan on its way are left to `commit`.
-
-        Raises:
-            SessionNotFound: the tenant, or nobody, keeps such a sequence.
-            SessionBusy: a request runs on it.
-        """
-        sequence = self._find_kept(sequence_id, tenant)
-        with self._recounted():
-            self.holdings.give_up(sequence, EvictionReason.REQUESTED)
-        return [self.holdings.events.pop()]
-
-    def pin(
-        self, sequence_id: SequenceId, ttl_s: float, now_s: float, tenant: str | None = None
-    ) -> None:
-        """Keep a sequence for ``ttl_s`` seconds whatever else needs its place.
-
-        Raises:
-            SessionNotFound, SessionBusy: as `drop_sequence`.
-            PinRefused: it would leave too little for others.
-        """
-        self._shares.pin(self._find_kept(sequence_id, tenant), now_s + ttl_s, now_s)
-
-    def unpin(self, sequence_id: SequenceId, tenant: str | None = None) -> None:
-        """Let a sequence be given up again.
-
-        Raises:
-            SessionNotFound, SessionBusy: as `drop_sequence`.
-        """
-        self._find_kept(sequence_id, tenant).pinned_until_s = None
-
-    def set_quotas(self, quotas: Mapping[str, Quota], now_s: float) -> list[Event]:
-        """Replace the quotas of all tenants.
-
-        Returns:
-            The events of it; those of a plan on its way are left to `commit`.
-
-        Raises:
-            ConfigurationError: together they are more than there is. Nothing changed then.
-        """
-        num_events = len(self.holdings.events)
-        with self._recounted():
-            self._shares.set_quotas(quotas, now_s)
-        happened = self.holdings.events[num_events:]
-        del self.holdings.events[num_events:]
-        return happened
-
-    def _find_kept(self, sequence_id: SequenceId, tenant: str | None) -> Sequence:
-        for sequence in self.holdings.running():
-            if sequence.sequence_id == sequence_id and tenant in (None, sequence.tenant):
-                raise SessionBusy(
-                    f"a request runs on sequence {sequence_id}", sequence_id=sequence_id
-                )
-        for sequence in self.holdings.kept():
-            if sequence.sequence_id == sequence_id and tenant in (None, sequence.tenant):
-                return sequence
-        raise SessionNotFound(f"sequence {sequence_id} is not kept", sequence_id=sequence_id)
 
     def schedule(self, now_s: float) -> StepPlan:
         """Return what to carry out next; an empty plan when there is nothing to do.
@@ -435,15 +357,6 @@ class Scheduler:
         for entry in run.touched_entries:
             if self.holdings.registry.find(entry) is not None:
                 self.holdings.registry.remove(entry)
-
-    @contextmanager
-    def _recounted(self) -> Iterator[None]:
-        """Leave the pools consistent when something raises."""
-        try:
-            yield
-        except Exception:
-            self.holdings.recount()
-            raise
 
     def _take_events(self) -> list[Event]:
         events = self.holdings.events

@@ -77,6 +77,11 @@ class Sequence:
         """Whether nobody may take its place or its pages now."""
         return self.pinned_until_s is not None and now_s < self.pinned_until_s
 
+    def forget_anchor_beyond(self, position: int) -> None:
+        """Stand alone again when the sequence went back to before its anchor's end."""
+        if position < self.anchored_tokens:
+            self.anchored_by, self.anchored_tokens = None, 0
+
     @property
     def num_states(self) -> int:
         """How many state slots it fills: its frontier's, its checkpoint's, both or none."""

@@ -206,10 +206,7 @@ class Shares:
         holdings = self._holdings
         is_anchor = self._is_anchor(sequence)
         if not is_anchor and not holdings.registry.can_keep(sequence):
-            raise PinRefused(
-                f"sequence {sequence.sequence_id} has no state that an entry could keep",
-                sequence_id=sequence.sequence_id,
-            )
+            raise PinRefused("the sequence has no state that an entry could keep")
         others = [
             one
             for one in (*holdings.kept(), *holdings.running())
@@ -218,24 +215,21 @@ class Shares:
         num_places, limit = self._pinned_places(sequence, others)
         if num_places > limit:
             raise PinRefused(
-                f"sequence {sequence.sequence_id} would be one too many: what may be pinned has "
-                f"{limit} {'anchors' if is_anchor else 'entries'}",
-                sequence_id=sequence.sequence_id,
+                f"this would be one too many: what may be pinned has {limit} "
+                f"{'anchors' if is_anchor else 'entries'}",
                 limit=limit,
             )
         if not self._pins_fit(sequence, others):
             raise PinRefused(
-                f"sequence {sequence.sequence_id} holds {len(sequence.pages)} pages; pinned, it "
-                "would leave too few for others",
-                sequence_id=sequence.sequence_id,
+                f"the sequence holds {len(sequence.pages)} pages; pinned, it would leave too few "
+                "for others",
                 pages=len(sequence.pages),
             )
         held = self._count_pages([*self._protected(now_s), sequence])
         if self.promised_pages() + held > holdings.pages.num_pages:
             raise PinRefused(
-                f"running requests are promised the pages of sequence {sequence.sequence_id}; "
-                "it can be pinned when they have ended",
-                sequence_id=sequence.sequence_id,
+                "running requests are promised the pages of this sequence; it can be pinned when "
+                "they have ended",
             )
         sequence.pinned_until_s = until_s
 

@@ -25,6 +25,7 @@ from kvreg_service.core.errors import (
     EngineDown,
     InvalidRequest,
     KvregError,
+    SessionNotFound,
     contain,
 )
 from kvreg_service.core.identity import Identity
@@ -51,10 +52,13 @@ from kvreg_service.engine.options import EngineOptions
 from kvreg_service.engine.publisher import Publisher
 from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.engine.runner import Runner
+from kvreg_service.engine.tenant_ids import TenantIds
 from kvreg_service.engine.views import SnapshotBuilder
 from kvreg_service.model.config import ModelConfig
 
 logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,10 @@ class Engine:
         self._publisher = Publisher(
             parts.runner, parts.tokenizer, parts.echo, Observers(parts.observers)
         )
-        self._views = SnapshotBuilder(parts.scheduler, parts.profile, parts.policy, parts.cost)
+        self._tenant_ids = TenantIds()
+        self._views = SnapshotBuilder(
+            parts.scheduler, parts.profile, parts.policy, parts.cost, self._tenant_ids
+        )
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._delivery: Delivery[AnswerEvent] = Delivery()
@@ -177,27 +184,30 @@ class Engine:
     def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
         """Give up a kept sequence, wherever it rests, and its pages."""
         with self._lock:
-            self._publisher.publish(self._scheduler.drop_sequence(SequenceId(sequence_id), tenant))
+            known = self._sequence_id(sequence_id, tenant)
+            self._publisher.publish(self._scheduler.custody.drop(known, tenant))
 
     def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
         """Keep a sequence for ``ttl_s`` seconds from now whatever else needs its place."""
         with self._lock:
             # A time to live may now end at another moment than the one that is waited for.
             self._wake.notify()
-            self._scheduler.pin(SequenceId(sequence_id), ttl_s, time.monotonic(), tenant)
-        logger.info("sequence %d is pinned for %g s", sequence_id, ttl_s)
+            known = self._sequence_id(sequence_id, tenant)
+            self._scheduler.custody.pin(known, ttl_s, time.monotonic(), tenant)
+        logger.info("sequence %d is pinned for %g s", known, ttl_s)
 
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
         """Let a sequence be given up again."""
         with self._lock:
             self._wake.notify()
-            self._scheduler.unpin(SequenceId(sequence_id), tenant)
-        logger.info("sequence %d is no longer pinned", sequence_id)
+            known = self._sequence_id(sequence_id, tenant)
+            self._scheduler.custody.unpin(known, tenant)
+        logger.info("sequence %d is no longer pinned", known)
 
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replace the quotas of all tenants."""
         with self._lock:
-            self._publisher.publish(self._scheduler.set_quotas(quotas, time.monotonic()))
+            self._publisher.publish(self._scheduler.custody.set_quotas(quotas, time.monotonic()))
 
     def drain(self) -> None:
         """Take nothing new from now on; queued and running requests still finish."""
@@ -229,6 +239,17 @@ class Engine:
             raise EngineDown("the step loop has ended; the engine must be restarted")
         if self._is_draining or self._is_closing:
             raise Draining("the engine is draining and takes no new requests")
+
+    def _sequence_id(self, shown: int, tenant: str | None) -> SequenceId:
+        """The sequence that a tenant, or who sees all, knows under this number."""
+        if tenant is None:
+            return SequenceId(shown)
+        holdings = self._scheduler.holdings
+        own = [one for one in (*holdings.running(), *holdings.kept()) if one.tenant == tenant]
+        found = self._tenant_ids.find(shown, tenant, [one.sequence_id for one in own])
+        if found is None:
+            raise SessionNotFound("no such sequence is kept")
+        return found
 
     def _core_request(
         self, asked: GenerationRequest, ledger: TokenLedger, arrival_s: float
@@ -331,6 +352,17 @@ class Engine:
         self._publisher.remember_spellings()
         if is_due:
             self._delivery.flush(time.monotonic())
+        if plan.is_empty:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Let a moment pass when requests wait and nothing can be done for them.
+
+        No request may come to that; if one does, by a fault of ours, the loop must not spin.
+        """
+        with self._lock:
+            if self._scheduler.has_work and not (self._cancelled or self._is_closing):
+                self._wake.wait(_PAUSE_S)
 
     def _read_tokens(self, result: StepResult) -> None:
         for request_id, token in result.sampled.items():

@@ -25,6 +25,7 @@ from kvreg_service.engine.interface import (
     StateSlotsView,
     Totals,
 )
+from kvreg_service.engine.tenant_ids import TenantIds
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class SnapshotBuilder:
     profile: EffectiveProfile
     policy: EvictionPolicy
     cost: CostModel
+    ids: TenantIds
 
     def build(
         self, now_s: float, *, is_draining: bool, totals: Totals, tenant: str | None = None
@@ -59,7 +61,32 @@ class SnapshotBuilder:
 
     def _lanes(self, now_s: float, tenant: str | None) -> tuple[LaneView, ...]:
         return tuple(
-            _lane_view(lane, now_s) for lane in self._all_lanes() if _is_of(lane.sequence, tenant)
+            self._lane_view(lane, now_s, tenant)
+            for lane in self._all_lanes()
+            if _is_of(lane.sequence, tenant)
+        )
+
+    def _lane_view(self, lane: Lane, now_s: float, tenant: str | None) -> LaneView:
+        sequence = lane.sequence
+        if sequence is None:
+            return LaneView(lane.lane_id, "empty")
+        state: LaneState = "retained"
+        if lane.run is not None:
+            state = "decode" if lane.run.num_output_tokens else "prefill"
+        return LaneView(
+            lane_id=lane.lane_id,
+            state=state,
+            request_id=lane.run.request.request_id if lane.run else None,
+            sequence_id=self.ids.shown(sequence.sequence_id, tenant),
+            tokens=len(sequence.ledger),
+            checkpoint_position=_checkpoint_of(sequence),
+            frontier=sequence.frontier if sequence.has_current else None,
+            pages=len(sequence.pages),
+            age_s=max(0.0, now_s - sequence.last_used_s),
+            tenant=sequence.tenant,
+            priority=sequence.priority,
+            expires_in_s=_time_left(sequence.expires_s, now_s),
+            pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
         )
 
     def _entries(self, now_s: float, tenant: str | None) -> tuple[EntryView, ...]:
@@ -72,14 +99,16 @@ class SnapshotBuilder:
             if sequence is None:
                 views.append(EntryView(index, "empty"))
             else:
-                views.append(self._entry_view(index, sequence, now_s))
+                views.append(self._entry_view(index, sequence, now_s, tenant))
         return tuple(views)
 
-    def _entry_view(self, index: int, sequence: Sequence, now_s: float) -> EntryView:
+    def _entry_view(
+        self, index: int, sequence: Sequence, now_s: float, tenant: str | None
+    ) -> EntryView:
         return EntryView(
             entry_id=index,
             state="kept",
-            sequence_id=sequence.sequence_id,
+            sequence_id=self.ids.shown(sequence.sequence_id, tenant),
             tokens=sequence.reusable_tokens,
             checkpoint_position=_checkpoint_of(sequence),
             frontier=sequence.frontier if sequence.has_current else None,
@@ -109,7 +138,7 @@ class SnapshotBuilder:
                 AnchorView(
                     anchor_id=index,
                     state="kept",
-                    sequence_id=sequence.sequence_id,
+                    sequence_id=self.ids.shown(sequence.sequence_id, tenant),
                     tokens=sequence.reusable_tokens,
                     pages=len(sequence.pages),
                     bytes=self.cost.held_bytes(sequence),
@@ -154,27 +183,3 @@ def _checkpoint_of(sequence: Sequence) -> int | None:
 
 def _time_left(until_s: float | None, now_s: float) -> float | None:
     return max(0.0, until_s - now_s) if until_s is not None else None
-
-
-def _lane_view(lane: Lane, now_s: float) -> LaneView:
-    sequence = lane.sequence
-    if sequence is None:
-        return LaneView(lane.lane_id, "empty")
-    state: LaneState = "retained"
-    if lane.run is not None:
-        state = "decode" if lane.run.num_output_tokens else "prefill"
-    return LaneView(
-        lane_id=lane.lane_id,
-        state=state,
-        request_id=lane.run.request.request_id if lane.run else None,
-        sequence_id=sequence.sequence_id,
-        tokens=len(sequence.ledger),
-        checkpoint_position=_checkpoint_of(sequence),
-        frontier=sequence.frontier if sequence.has_current else None,
-        pages=len(sequence.pages),
-        age_s=max(0.0, now_s - sequence.last_used_s),
-        tenant=sequence.tenant,
-        priority=sequence.priority,
-        expires_in_s=_time_left(sequence.expires_s, now_s),
-        pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
-    )

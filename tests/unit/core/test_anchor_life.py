@@ -52,7 +52,7 @@ def test_a_head_is_not_changed_by_who_goes_back_to_a_point_before_it(make_core):
 def test_a_head_stays_when_the_conversation_that_left_it_is_given_up(make_core):
     core = make_core(entries=0, anchors=1)
     first = begin(core, 1, 1).admitted.sequence_id
-    core.scheduler.drop_sequence(first)
+    core.scheduler.custody.drop(first)
     outcome = begin(core, 1, 2)
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 2)))
 
@@ -61,7 +61,7 @@ def test_conversations_that_began_there_outlive_the_anchor(make_core):
     core = make_core(entries=1, anchors=1)
     begin(core, 1, 1)
     second = begin(core, 1, 2)
-    core.scheduler.drop_sequence(anchors_of(core)[0].sequence.sequence_id)
+    core.scheduler.custody.drop(anchors_of(core)[0].sequence.sequence_id)
     prompt = [*chat(1, 2), *second.answer, 5]
     outcome = core.run(prompt, max_tokens=3)
     assert outcome.cached > WHOLE
@@ -73,7 +73,7 @@ def test_an_anchor_may_go_while_a_request_that_began_there_runs(make_core):
     begin(core, 1, 1)
     begin(core, 1, 2, run=False)
     core.step()
-    core.scheduler.drop_sequence(anchors_of(core)[0].sequence.sequence_id)
+    core.scheduler.custody.drop(anchors_of(core)[0].sequence.sequence_id)
     outcome = core.drain()
     assert outcome.answer == cold_answer(make_core, chat(1, 2))
 
@@ -93,7 +93,7 @@ def test_its_pages_are_held_once(make_core):
 def test_a_request_that_is_not_retained_uses_an_anchor(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
-    core.scheduler.drop_sequence(1)
+    core.scheduler.custody.drop(1)
     outcome = begin(core, 1, 2, retain=False)
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 2)))
     assert [len(one.ledger) for one in core.kept()] == [WHOLE]
@@ -168,7 +168,7 @@ def test_a_failed_beginning_at_an_anchor_is_computed_from_nothing_and_leaves_it(
 def test_an_anchor_that_a_failed_admission_cost_is_told_all_the_same(make_core, monkeypatch):
     core = make_core(anchors=1, num_pages=8, max_context_tokens=512)
     begin(core, 1, 1)
-    core.scheduler.drop_sequence(1)
+    core.scheduler.custody.drop(1)
     holdings = core.scheduler.holdings
 
     def take_and_fail(*_arguments):
@@ -210,7 +210,7 @@ def test_an_anchor_is_dropped_by_its_id(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)
-    (event,) = core.scheduler.drop_sequence(anchor.sequence.sequence_id)
+    (event,) = core.scheduler.custody.drop(anchor.sequence.sequence_id)
     assert (event.anchor, event.reason, event.tokens) == (0, EvictionReason.REQUESTED, WHOLE)
     assert begin(core, 1, 1, may_reuse=False).of(AnchorCaptured)
 
@@ -219,7 +219,7 @@ def test_a_pinned_anchor_yields_to_no_head(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)
-    core.scheduler.pin(anchor.sequence.sequence_id, 5000.0, core.now_s)
+    core.scheduler.custody.pin(anchor.sequence.sequence_id, 5000.0, core.now_s)
     core.now_s += 500.0
     for question in range(3):
         begin(core, 2, question, marked=True)
@@ -230,7 +230,7 @@ def test_a_pinned_anchor_is_not_taken_for_pages(make_core):
     core = make_core(anchors=1, num_pages=12, max_context_tokens=512)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)
-    core.scheduler.pin(anchor.sequence.sequence_id, 5000.0, core.now_s)
+    core.scheduler.custody.pin(anchor.sequence.sequence_id, 5000.0, core.now_s)
     assert isinstance(core.run([8] * 500, max_tokens=12).terminal, Finished)
     assert heads_of(core) == [1]
 
@@ -239,5 +239,5 @@ def test_pinned_anchors_need_no_entries(make_core):
     core = make_core(entries=0, anchors=1)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)
-    core.scheduler.pin(anchor.sequence.sequence_id, 5000.0, core.now_s)
+    core.scheduler.custody.pin(anchor.sequence.sequence_id, 5000.0, core.now_s)
     assert anchor.sequence.is_pinned(core.now_s)

@@ -29,12 +29,12 @@ def _anchors(core, tenant=None):
 
 
 def _pin(core, sequence):
-    core.scheduler.pin(sequence.sequence_id, 1000.0, core.now_s)
+    core.scheduler.custody.pin(sequence.sequence_id, 1000.0, core.now_s)
 
 
 def test_pins_leave_the_anchors_of_quotas(make_core):
     core = make_core(entries=2, anchors=2)
-    core.scheduler.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
+    core.scheduler.custody.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
     _begin(core, 1)
     _begin(core, 2)
     first, second = _anchors(core)
@@ -47,17 +47,17 @@ def test_a_pin_keeps_no_tenant_from_an_anchor_of_its_quota(make_core):
     core = make_core(entries=2, anchors=1)
     _begin(core, 1)
     _pin(core, *_anchors(core))
-    core.scheduler.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
+    core.scheduler.custody.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
     _begin(core, 2, identity=THEIRS)
     assert len(_anchors(core, THEIRS.tenant)) == 1
 
 
 def test_a_tenant_keeps_no_more_anchors_than_its_quota_allows_although_they_are_pinned(make_core):
     core = make_core(entries=2, anchors=1)
-    core.scheduler.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
+    core.scheduler.custody.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
     _begin(core, 1, identity=THEIRS)
     _pin(core, *_anchors(core))
-    core.scheduler.set_quotas({THEIRS.tenant: Quota(entries=1, pages=4)}, core.now_s)
+    core.scheduler.custody.set_quotas({THEIRS.tenant: Quota(entries=1, pages=4)}, core.now_s)
     assert _anchors(core, THEIRS.tenant) == []
 
 

@@ -270,3 +270,13 @@ def test_two_lanes_that_end_two_heads_in_one_step_do_not_share_the_only_place(ma
     core.drain()
     outcome = begin(core, 1, 5)
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 5)))
+
+
+def test_a_mark_proves_a_head_that_is_kept_already(make_core):
+    core = make_core(anchors=1)
+    begin(core, 1, 1)
+    (candidate,) = anchors_of(core)
+    assert not candidate.is_proven
+    begin(core, 1, 2, marked=True, may_reuse=False)
+    (anchor,) = anchors_of(core)
+    assert (anchor.is_marked, anchor.sequence.num_hits) == (True, 0)

@@ -162,7 +162,7 @@ def test_a_dropped_entry_gives_its_pages_back_and_is_reported(make_core):
     _keep(core, 0)
     _keep(core, 1)
     before = core.scheduler.holdings.pages.num_free
-    (event,) = core.scheduler.drop_entry(0)
+    (event,) = core.scheduler.custody.drop_entry(0)
     assert (event.entry, event.reason) == (0, EvictionReason.REQUESTED)
     assert core.scheduler.holdings.pages.num_free == before + 3
     assert _back(core, 0).cached == 0
@@ -173,7 +173,7 @@ def test_an_entry_dropped_while_a_step_is_computed_leaves_that_step_its_events(m
     _keep(core, 0)
     request_id = core.submit(_text(1, 100))
     plan = core.scheduler.schedule(core.now_s)
-    assert [type(event) for event in core.scheduler.drop_entry(0)] == [Evicted]
+    assert [type(event) for event in core.scheduler.custody.drop_entry(0)] == [Evicted]
     happened = core.scheduler.commit(plan, core.runner.execute(plan), core.now_s)
     assert [type(event) for event in happened[:2]] == [Detached, Admitted]
     assert core.drain().terminal.request_id == request_id

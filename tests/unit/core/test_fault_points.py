@@ -214,7 +214,7 @@ def _begin(make_core, scenario: Scenario) -> Played:
     quota = options.pop("quota", None)
     core = make_core(**options)
     if quota is not None:
-        core.scheduler.set_quotas({TENANT: quota}, core.now_s)
+        core.scheduler.custody.set_quotas({TENANT: quota}, core.now_s)
     for request in scenario.kept:
         core.run(**request)
     return Played(core, {core.submit(**request): request for request in scenario.asked})
@@ -274,7 +274,7 @@ def _check_idle(core) -> None:
     """With everything kept given up, nothing is left."""
     placement = core.scheduler.holdings
     for sequence in list(core.kept()):
-        core.scheduler.drop_sequence(sequence.sequence_id)
+        core.scheduler.custody.drop(sequence.sequence_id)
     core.scheduler.check_invariants()
     assert placement.pages.num_free == core.num_pages
     assert placement.registry.num_kept == 0
@@ -345,7 +345,7 @@ def test_a_fault_while_a_sequence_is_dropped_leaves_the_pools_consistent(make_co
     def act(played: Played, faults: Faults) -> None:
         sequence = played.core.kept()[place]
         with faults.watched_if(True), suppress(InjectedFault):
-            played.core.scheduler.drop_sequence(sequence.sequence_id)
+            played.core.scheduler.custody.drop(sequence.sequence_id)
         played.core.scheduler.check_invariants()
 
     for moment in get_args(Moment):

@@ -210,3 +210,20 @@ def test_a_prompt_whose_end_changes_each_time_finds_its_stable_boundary_again(
         for n in range(8)
     ]
     assert cached == [298] * 8
+
+
+def test_another_branch_costs_a_one_off_its_entry_before_the_conversation(make_core):
+    core = make_core(entries=2, num_pages=200)
+    core.run(range(9000, 9020), boundary=19)
+    prompt = list(range(300))
+    for turn in range(4):
+        answer = core.run(prompt, boundary=len(prompt) - 1).answer
+        prompt = [*prompt, *answer, *range(1000 * turn + 1000, 1000 * turn + 1170)]
+    last = core.scheduler.holdings.lanes[0].sequence
+    fork = max(
+        (one for _, one in core.scheduler.holdings.registry if one.family == last.family),
+        key=lambda one: one.reusable_tokens,
+    )
+    side = [*fork.ledger.tokens[: fork.checkpoint.position], *[5] * 40]
+    core.run(side, boundary=len(side) - 1)
+    assert last.sequence_id in [one.sequence_id for one in core.kept()]

@@ -96,9 +96,9 @@ def test_nobody_passes_while_pages_are_protected(make_core, protection):
     core = make_core(lanes=4, entries=1, **POOL)
     core.run([5] * 50)
     if protection == "quota":
-        core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=2)}, core.now_s)
+        core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=2)}, core.now_s)
     else:
-        core.scheduler.pin(core.kept()[0].sequence_id, 5000.0, core.now_s)
+        core.scheduler.custody.pin(core.kept()[0].sequence_id, 5000.0, core.now_s)
     _submit(core, 10, 6)
     core.step()
     _submit(core, 90, 8)

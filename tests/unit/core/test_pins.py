@@ -30,7 +30,7 @@ def _back(core, number, length=SHORT, **options):
 
 
 def _pin(core, sequence_id, ttl_s=1000.0, **options):
-    core.scheduler.pin(sequence_id, ttl_s, core.now_s, **options)
+    core.scheduler.custody.pin(sequence_id, ttl_s, core.now_s, **options)
 
 
 def _pinned(core) -> list[int]:
@@ -84,7 +84,7 @@ def test_policy_none_empties_an_entry_for_a_pinned_sequence(make_core):
 
 def test_at_its_quota_a_tenant_gives_up_an_entry_of_its_own_for_its_pin(make_core):
     core = make_core(entries=2, policy="none")
-    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=16)}, core.now_s)
+    core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=16)}, core.now_s)
     first, second = (_keep(core, number, identity=THEIRS) for number in (1, 2))
     _pin(core, second)
     _keep(core, 3)
@@ -143,7 +143,7 @@ def test_an_operator_may_drop_what_is_pinned(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first)
-    (event,) = core.scheduler.drop_sequence(first)
+    (event,) = core.scheduler.custody.drop(first)
     assert event.reason is EvictionReason.REQUESTED
     assert _ids(core) == []
 
@@ -184,7 +184,7 @@ def test_an_unpinned_sequence_is_given_up_like_any_other(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first)
-    core.scheduler.unpin(first)
+    core.scheduler.custody.unpin(first)
     _keep(core, 2, LONG)
     _keep(core, 3, LONG)
     assert first not in _ids(core)
@@ -212,7 +212,7 @@ def test_a_pin_that_has_grown_ends_no_other_pin(make_core):
 
 def test_a_pin_that_outgrows_its_tenants_quota_ends(make_core):
     core = make_core(entries=2, **SMALL)
-    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
+    core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
     _pin(core, _keep(core, 1, identity=THEIRS))
     core.run([*_text(1, SHORT), *_text(2, 350)], boundary=419, identity=THEIRS)
     assert _pinned(core) == []
@@ -224,7 +224,7 @@ def test_a_quota_that_leaves_no_entry_for_a_pin_ends_it(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first)
-    happened = core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
+    happened = core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
     assert happened == [PinEnded(first)]
 
 
@@ -232,7 +232,7 @@ def test_quotas_that_leave_room_for_a_pin_leave_it_alone(make_core):
     core = make_core(entries=2)
     first = _keep(core, 1)
     _pin(core, first)
-    assert core.scheduler.set_quotas({"theirs": Quota(1, 4)}, core.now_s) == []
+    assert core.scheduler.custody.set_quotas({"theirs": Quota(1, 4)}, core.now_s) == []
     assert _pinned(core) == [first]
 
 
@@ -316,7 +316,7 @@ def test_the_pages_of_all_pins_count_together(make_core):
 
 def test_pins_leave_the_pages_of_quotas(make_core):
     core = make_core(entries=2, **SMALL)
-    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=3)}, core.now_s)
+    core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=3)}, core.now_s)
     first = _keep(core, 1)
     with pytest.raises(PinRefused):
         _pin(core, first)
@@ -324,7 +324,7 @@ def test_pins_leave_the_pages_of_quotas(make_core):
 
 def test_pins_leave_the_entries_of_quotas(make_core):
     core = make_core(lanes=2, entries=2)
-    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
+    core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
     first, second = _keep(core, 1), _keep(core, 2)
     _pin(core, first)
     with pytest.raises(PinRefused) as caught:
@@ -334,7 +334,7 @@ def test_pins_leave_the_entries_of_quotas(make_core):
 
 def test_a_tenant_with_a_quota_pins_within_it_whatever_others_have_pinned(make_core):
     core = make_core(lanes=2, entries=2)
-    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=8)}, core.now_s)
+    core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=8)}, core.now_s)
     ours, theirs = _keep(core, 1), _keep(core, 2, identity=THEIRS)
     _pin(core, ours)
     _pin(core, theirs)
@@ -343,7 +343,7 @@ def test_a_tenant_with_a_quota_pins_within_it_whatever_others_have_pinned(make_c
 
 def test_a_tenant_with_a_quota_pins_no_more_than_its_entries(make_core):
     core = make_core(lanes=3, entries=3)
-    core.scheduler.set_quotas({"theirs": Quota(entries=1, pages=8)}, core.now_s)
+    core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=8)}, core.now_s)
     first, second = (_keep(core, number, identity=THEIRS) for number in (1, 2))
     _pin(core, first)
     with pytest.raises(PinRefused):
@@ -370,12 +370,20 @@ def test_what_runs_or_is_gone_is_not_pinned(make_core):
     running = core.submit(_text(1, SHORT), max_tokens=50)
     core.step()
     sequence_id = core.log[0].sequence_id
-    for change in (core.scheduler.unpin, core.scheduler.drop_sequence, lambda i: _pin(core, i)):
+    for change in (
+        core.scheduler.custody.unpin,
+        core.scheduler.custody.drop,
+        lambda i: _pin(core, i),
+    ):
         with pytest.raises(SessionBusy):
             change(sequence_id)
     core.scheduler.cancel(running, core.now_s)
-    core.scheduler.drop_sequence(sequence_id)
-    for change in (core.scheduler.unpin, core.scheduler.drop_sequence, lambda i: _pin(core, i)):
+    core.scheduler.custody.drop(sequence_id)
+    for change in (
+        core.scheduler.custody.unpin,
+        core.scheduler.custody.drop,
+        lambda i: _pin(core, i),
+    ):
         with pytest.raises(SessionNotFound):
             change(sequence_id)
 
@@ -385,8 +393,8 @@ def test_another_tenant_does_not_see_what_is_kept_or_runs(make_core):
     first = _keep(core, 1)
     scheduler = core.scheduler
     changes = (
-        lambda: scheduler.unpin(first, tenant="theirs"),
-        lambda: scheduler.drop_sequence(first, tenant="theirs"),
+        lambda: scheduler.custody.unpin(first, tenant="theirs"),
+        lambda: scheduler.custody.drop(first, tenant="theirs"),
         lambda: _pin(core, first, tenant="theirs"),
     )
     for change in changes:

@@ -27,7 +27,7 @@ def _keep(core, identity, number, length=SHORT, **options):
 
 def _with_quotas(make_core, quotas, **options):
     core = make_core(**options)
-    core.scheduler.set_quotas(quotas, core.now_s)
+    core.scheduler.custody.set_quotas(quotas, core.now_s)
     return core
 
 
@@ -287,7 +287,7 @@ def test_quotas_that_are_more_than_there_is_are_refused_with_both_numbers(
 ):
     core = make_core(entries=2, anchors=1, **SMALL)
     with pytest.raises(ConfigurationError) as caught:
-        core.scheduler.set_quotas(quotas, core.now_s)
+        core.scheduler.custody.set_quotas(quotas, core.now_s)
     assert {name: caught.value.fields[name] for name in fields} == fields
     assert core.scheduler.holdings.quotas == {}
 
@@ -308,7 +308,7 @@ def test_a_smaller_quota_gives_up_what_is_beyond_it_at_once(make_core):
     core = _with_quotas(make_core, {"a": Quota(3, 32)}, entries=3)
     for number in range(4):
         _keep(core, A, number, 100 + 30 * number)
-    happened = core.scheduler.set_quotas({"a": Quota(1, 32)}, core.now_s)
+    happened = core.scheduler.custody.set_quotas({"a": Quota(1, 32)}, core.now_s)
     assert [(e.reason, e.tenant) for e in happened] == [(EvictionReason.QUOTA, "a")] * 2
     assert [one.ledger.tokens[0] for one in _in_entries(core, "a")] == [2000]
 
@@ -316,14 +316,14 @@ def test_a_smaller_quota_gives_up_what_is_beyond_it_at_once(make_core):
 def test_a_quota_without_anchors_gives_up_those_there_are(make_core):
     core = _with_quotas(make_core, {"a": Quota(0, 8, anchors=1)}, anchors=1)
     core.run([*_text(1, 100), 7], identity=A, heads=(Head(64),))
-    happened = core.scheduler.set_quotas({"a": Quota(0, 8)}, core.now_s)
+    happened = core.scheduler.custody.set_quotas({"a": Quota(0, 8)}, core.now_s)
     assert [(e.reason, e.anchor) for e in happened] == [(EvictionReason.QUOTA, 0)]
 
 
 def test_without_its_quota_a_tenant_is_like_all_others(make_core):
     core = _with_quotas(make_core, {"a": Quota(1, 32)}, entries=1)
     _keep(core, A, 1)
-    core.scheduler.set_quotas({}, core.now_s)
+    core.scheduler.custody.set_quotas({}, core.now_s)
     _keep(core, OTHER, 2, LONG)
     _keep(core, OTHER, 3, LONG)
     assert _kept(core, "a") == []
@@ -335,7 +335,7 @@ def test_events_of_a_plan_on_its_way_are_not_those_of_new_quotas(make_core):
         _keep(core, A, number)
     core.submit(_text(9, 100), identity=OTHER)
     plan = core.scheduler.schedule(core.now_s)
-    happened = core.scheduler.set_quotas({"a": Quota(0, 32)}, core.now_s)
+    happened = core.scheduler.custody.set_quotas({"a": Quota(0, 32)}, core.now_s)
     assert [type(event) for event in happened] == [Evicted] * len(happened)
     assert happened
     later = core.scheduler.commit(plan, core.runner.execute(plan), core.now_s)
@@ -352,7 +352,7 @@ def test_everybody_finishes_under_quotas_pins_and_pressure(make_core, policy):
         make_core, quotas, lanes=3, entries=4, anchors=2, policy=policy, queue_limit=99, **SMALL
     )
     pinned = _keep(core, OTHER, 1, 150).admitted.sequence_id
-    core.scheduler.pin(pinned, 100_000.0, core.now_s)
+    core.scheduler.custody.pin(pinned, 100_000.0, core.now_s)
     ids = [
         core.submit(
             _text(number, 60 + 37 * number % 400),

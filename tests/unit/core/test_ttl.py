@@ -106,7 +106,7 @@ def test_a_pin_outlasts_a_time_to_live(make_core):
     core = make_core(entries=1)
     first = _keep(core, ttl_s=10.0)
     pinned_s = core.now_s
-    core.scheduler.pin(first, 50.0, core.now_s)
+    core.scheduler.custody.pin(first, 50.0, core.now_s)
     assert core.scheduler.next_expiry_s() == pinned_s + 50.0
     assert _pass(core, 49.0) == []
     assert [event.reason for event in _pass(core, 1.0)] == [EvictionReason.EXPIRED]
@@ -116,7 +116,7 @@ def test_a_pin_that_ends_first_does_not_shorten_a_time_to_live(make_core):
     core = make_core(entries=1)
     first = _keep(core, ttl_s=50.0)
     expires_s = core.scheduler.next_expiry_s()
-    core.scheduler.pin(first, 10.0, core.now_s)
+    core.scheduler.custody.pin(first, 10.0, core.now_s)
     assert core.scheduler.next_expiry_s() == expires_s
     assert _pass(core, 20.0) == []
 

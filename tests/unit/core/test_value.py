@@ -108,10 +108,6 @@ def test_a_short_conversation_behind_a_long_anchor_is_worth_less_than_one_of_its
     assert _value(behind) < _value(_kept(tokens=600))
 
 
-def test_a_conversation_that_went_back_before_its_anchor_s_end_saves_nothing():
-    assert _value(_kept(tokens=500, anchored_by=SequenceId(9), anchored_tokens=640)) == 0.0
-
-
 def test_a_clock_that_steps_back_does_not_raise_the_value():
     assert _value(_kept(last_used_s=50.0), 10.0) == _value(_kept(last_used_s=10.0), 10.0)
 
