@@ -1,0 +1,70 @@
+"""A tenant knows its sequences by numbers that tell nothing of other tenants' sequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_bench import token_prompt
+
+from kvreg_service.core.errors import PinRefused, SessionNotFound
+from kvreg_service.core.ids import SequenceId
+from kvreg_service.engine.tenant_ids import TenantIds
+
+
+def _seen(bench, tenant):
+    snapshot = bench.engine.snapshot(tenant)
+    places = (*snapshot.lanes, *snapshot.entries, *snapshot.anchors)
+    return [place.sequence_id for place in places if place.sequence_id is not None]
+
+
+@pytest.fixture
+def bench(make_bench, ids):
+    bench = make_bench(lanes=1, entries=3)
+    for number, tenant in enumerate(("alpha", "beta", "alpha")):
+        asked = replace(bench.request(token_prompt(ids(number, 40), 30)), tenant=tenant)
+        bench.run(asked)
+    return bench
+
+
+def test_numbers_of_a_tenant_are_none_of_those_that_count_all(bench):
+    assert len(_seen(bench, "alpha")) == 2
+    assert len(_seen(bench, "beta")) == 1
+    assert not set(_seen(bench, None)) & {*_seen(bench, "alpha"), *_seen(bench, "beta")}
+
+
+def test_numbers_of_a_tenant_stay_the_same(bench):
+    assert _seen(bench, "alpha") == _seen(bench, "alpha")
+
+
+def test_tenant_drops_and_pins_by_its_own_numbers(bench):
+    first, second = _seen(bench, "alpha")
+    bench.engine.pin(first, 60.0, "alpha")
+    bench.engine.unpin(first, "alpha")
+    bench.engine.drop_sequence(second, "alpha")
+    assert _seen(bench, "alpha") == [first]
+
+
+@pytest.mark.parametrize("viewer", ["beta", None])
+def test_number_of_a_tenant_means_nothing_to_others(bench, viewer):
+    with pytest.raises(SessionNotFound):
+        bench.engine.drop_sequence(_seen(bench, "alpha")[0], viewer)
+
+
+def test_number_that_counts_all_means_nothing_to_a_tenant(bench):
+    with pytest.raises(SessionNotFound):
+        bench.engine.drop_sequence(_seen(bench, None)[0], "alpha")
+
+
+def test_refused_pin_names_no_number(make_bench, ids):
+    bench = make_bench(lanes=1, entries=0)
+    bench.run(replace(bench.request(token_prompt(ids(1, 40), 30)), tenant="alpha"))
+    (shown,) = _seen(bench, "alpha")
+    with pytest.raises(PinRefused) as caught:
+        bench.engine.pin(shown, 60.0, "alpha")
+    assert "sequence_id" not in caught.value.fields
+
+
+def test_ids_of_two_engines_differ():
+    first, second = TenantIds(), TenantIds()
+    assert first.shown(SequenceId(1), "alpha") != second.shown(SequenceId(1), "alpha")
