@@ -169,7 +169,7 @@ class Shares:
         self._holdings.quotas = dict(quotas)
         for one in self._holdings.kept():
             one.is_lent = False
-        for tenant in {*quotas, *(one.tenant for one in self._holdings.kept())}:
+        for tenant in sorted({*quotas, *(one.tenant for one in self._holdings.kept())}):
             self.settle(tenant, now_s)
 
     def _require_room_for(self, quotas: Mapping[str, Quota]) -> None:
