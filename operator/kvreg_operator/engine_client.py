@@ -1,0 +1,156 @@
+"""One engine, asked over HTTP: what it serves, whether it is busy, whether a profile would fit.
+
+Owns paths, bodies, timeouts and how a failure is classed. It decides nothing from the answers, and
+never asks twice by itself: the next look at the profile does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from kvreg_operator.errors import PermanentError, TemporaryError, class_of
+from kvreg_operator.observed import EngineState, Fit
+from kvreg_operator.profile import CurrentState, EffectiveSettings, ProfileSpec
+
+# The engine answers these without waiting for a step; whoever is slower is not well.
+TIMEOUT_S = 5.0
+RETRY_DELAY_S = 10.0
+
+_FROM_ENGINE: dict[Literal["keep", "drop"], CurrentState] = {"keep": "Keep", "drop": "Drop"}
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+class _Profile(BaseModel):
+    model: str
+    lanes: int
+    entries: int
+    current_state: Literal["keep", "drop"]
+    anchors: int
+    max_context_tokens: int
+
+
+class _Registry(BaseModel):
+    profile: _Profile
+    running: int
+    queued: int
+    is_draining: bool
+
+
+class _Fit(BaseModel):
+    fits: bool
+    required_bytes: int
+    available_bytes: int
+    short_by_bytes: int
+
+
+@dataclass(frozen=True)
+class EngineClient:
+    """Asks engines through one ``httpx.AsyncClient``, which its owner closes.
+
+    ``api_key`` is that of an administrator, where the engine has keys: anybody else is shown only
+    requests of its own, and would take a busy engine for idle.
+    """
+
+    http: httpx.AsyncClient
+    api_key: str | None = None
+
+    async def look(self, base_url: str, spec: ProfileSpec) -> EngineState:
+        """Read what an engine says of itself, and of the profile ``spec``.
+
+        Raises:
+            TemporaryError: It does not answer, or not now.
+            PermanentError: It refuses, as for want of an administrator's key, or it is no kvreg.
+        """
+        # First, because it also shows whether the key is good enough for the second answer.
+        fit = await self.fit(base_url, spec)
+        registry = await self._ask("GET", f"{base_url}/v1/registry", _Registry)
+        said = registry.profile
+        return EngineState(
+            effective=EffectiveSettings(
+                lanes=said.lanes,
+                registry_entries=said.entries,
+                current_state=_FROM_ENGINE[said.current_state],
+                anchors=said.anchors,
+                max_context_tokens=said.max_context_tokens,
+                model=said.model,
+            ),
+            running=registry.running,
+            queued=registry.queued,
+            is_draining=registry.is_draining,
+            fit=fit,
+        )
+
+    async def fit(self, base_url: str, spec: ProfileSpec) -> Fit:
+        """Ask whether the profile would fit the memory of the engine.
+
+        Raises:
+            TemporaryError: It does not answer, or not now.
+            PermanentError: It refuses the question.
+        """
+        question: dict[str, object] = {
+            "lanes": spec.lanes,
+            "entries": spec.registry_entries,
+            "current_state": spec.current_state.lower(),
+        }
+        if spec.anchors is not None:
+            question["anchors"] = spec.anchors
+        answer = await self._ask("POST", f"{base_url}/admin/fit", _Fit, question)
+        return Fit(**answer.model_dump())
+
+    async def drain(self, base_url: str) -> None:
+        """Let the engine take nothing new. Idempotent.
+
+        Raises:
+            TemporaryError: It does not answer, or not now.
+            PermanentError: It refuses.
+        """
+        await self._send("POST", f"{base_url}/admin/drain", None)
+
+    async def _ask(
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        shape: type[_Answer],
+        body: dict[str, object] | None = None,
+    ) -> _Answer:
+        response = await self._send(method, url, body)
+        try:
+            return shape.model_validate_json(response.content)
+        except ValidationError as err:
+            raise PermanentError(f"{method} {url}: not the answer of an engine: {err}") from err
+
+    async def _send(
+        self, method: Literal["GET", "POST"], url: str, body: dict[str, object] | None
+    ) -> httpx.Response:
+        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        try:
+            response = await self.http.request(
+                method, url, json=body, headers=headers, timeout=TIMEOUT_S
+            )
+        except httpx.TransportError as err:
+            message = f"{method} {url}: {type(err).__name__}: {err}"
+            raise TemporaryError(message, delay_s=RETRY_DELAY_S) from err
+        if response.is_success:
+            return response
+        code = _code_of(response)
+        message = f"{method} {url}: {response.status_code} {code or response.reason_phrase}"
+        if class_of(code, response.status_code) == "permanent":
+            raise PermanentError(message)
+        raise TemporaryError(message, delay_s=_retry_after_s(response))
+
+
+def _code_of(response: httpx.Response) -> str | None:
+    try:
+        code = response.json()["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else RETRY_DELAY_S

@@ -1,0 +1,96 @@
+"""The pods of a target, sorted by what a roll towards one hash has to know of them.
+
+Owns the questions; what follows from the answers is in ``rollout`` and ``status``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvreg_operator.observed import Observed, Pod, Target
+from kvreg_operator.profile import ProfileSpec
+from kvreg_operator.rendering import config_map_name
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What is there, seen from what is wanted. Pods beyond the replicas are on their way out."""
+
+    spec: ProfileSpec
+    target: Target
+    pods: tuple[Pod, ...]
+    config_maps: frozenset[str]
+    mounted: frozenset[str]
+    desired_hash: str
+
+    @property
+    def desired_config_map(self) -> str:
+        """The ConfigMap that every pod should have mounted."""
+        return config_map_name(self.spec.target_ref.name, self.desired_hash)
+
+    @property
+    def is_template_current(self) -> bool:
+        """Whether a pod that is created now gets what is wanted."""
+        return (
+            self.target.settings_hash == self.desired_hash
+            and self.target.config_map == self.desired_config_map
+        )
+
+    def is_current(self, pod: Pod) -> bool:
+        """Whether a pod was created from what is wanted."""
+        return pod.settings_hash == self.desired_hash and pod.config_map == self.desired_config_map
+
+    @property
+    def stale(self) -> tuple[Pod, ...]:
+        """Pods to replace, those on their way out excepted."""
+        return tuple(p for p in self.pods if not self.is_current(p) and not p.is_terminating)
+
+    @property
+    def stranded(self) -> tuple[Pod, ...]:
+        """Pods whose engine drains: they will never take a request again by themselves.
+
+        A roll that was reverted, held or paused at the wrong moment leaves one behind.
+        """
+        return tuple(pod for pod in self.pods if pod.is_draining and not pod.is_terminating)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any pod, or the template, is not what is wanted."""
+        return not self.is_template_current or bool(self.stale)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of pods that should be there and are not."""
+        present = {pod.ordinal for pod in self.pods}
+        name = self.spec.target_ref.name
+        return tuple(f"{name}-{k}" for k in range(self.target.replicas) if k not in present)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Names of pods that do not serve now, for whatever reason."""
+        down = tuple(pod.name for pod in self.pods if not pod.is_available)
+        return tuple(sorted((*down, *self.missing)))
+
+    def is_in_canary(self, pod: Pod) -> bool:
+        """Whether the roll may touch this pod: any, or the last ones while there is a canary."""
+        canary = self.spec.canary
+        return canary is None or pod.ordinal >= self.target.replicas - canary.pods
+
+    @property
+    def unused_config_maps(self) -> tuple[str, ...]:
+        """ConfigMaps of the operator that neither the template nor any pod refers to."""
+        used = {self.desired_config_map, self.target.config_map, *self.mounted}
+        return tuple(sorted(self.config_maps - used))
+
+
+def build_fleet(spec: ProfileSpec, observed: Observed, target: Target, desired_hash: str) -> Fleet:
+    """Sort what was observed of an existing target."""
+    pods = sorted(observed.pods, key=lambda pod: pod.ordinal)
+    return Fleet(
+        spec=spec,
+        target=target,
+        pods=tuple(pod for pod in pods if pod.ordinal < target.replicas),
+        config_maps=observed.config_maps,
+        mounted=frozenset(pod.config_map for pod in pods if pod.config_map is not None),
+        desired_hash=desired_hash,
+    )

@@ -1,0 +1,110 @@
+"""What was seen of the cluster and of the engines at one moment, as plain values.
+
+Owns the shapes between whoever looks and whoever decides. It reads nothing itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvreg_operator.profile import EffectiveSettings, KVRegistryProfile
+
+UpdateStrategy = Literal["RollingUpdate", "OnDelete"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An engine's answer to whether the asked profile fits its memory."""
+
+    fits: bool
+    required_bytes: int
+    available_bytes: int
+    short_by_bytes: int
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What one engine says of itself. ``fit`` is None where it could not be asked."""
+
+    effective: EffectiveSettings
+    running: int
+    queued: int
+    is_draining: bool
+    fit: Fit | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody waits for an answer."""
+        return self.running + self.queued > 0
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of the target.
+
+    ``engine`` is None when the engine does not answer, ``failure`` names what keeps the container
+    from running (as ``CrashLoopBackOff``), and ``config_map`` what the pod has mounted.
+    """
+
+    name: str
+    uid: str
+    ordinal: int
+    settings_hash: str | None
+    config_map: str | None
+    is_ready: bool
+    is_terminating: bool
+    engine: EngineState | None
+    failure: str | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it serves now, so that replacing it would take something away."""
+        return self.is_ready and not self.is_terminating and not self.is_draining
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it serves nobody: neither ready nor answering."""
+        return not self.is_ready and self.engine is None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its engine says that somebody waits for an answer."""
+        return self.engine is not None and self.engine.is_busy
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether its engine takes nothing new any more. Only a restart ends that."""
+        return self.engine is not None and self.engine.is_draining
+
+
+@dataclass(frozen=True)
+class Target:
+    """The StatefulSet.
+
+    ``settings_hash`` and ``config_map`` are those of its pod template. Its controller has seen the
+    template once ``observed_generation`` reaches ``generation``.
+    """
+
+    uid: str
+    generation: int
+    observed_generation: int
+    replicas: int
+    strategy: UpdateStrategy
+    containers: tuple[str, ...]
+    settings_hash: str | None
+    config_map: str | None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that a plan follows from, beside the profile itself and the time.
+
+    ``config_maps`` are the names of those the operator made for the target, ``others`` the other
+    profiles of the same target.
+    """
+
+    target: Target | None
+    pods: tuple[Pod, ...] = ()
+    config_maps: frozenset[str] = frozenset()
+    others: tuple[KVRegistryProfile, ...] = ()

@@ -1,0 +1,196 @@
+"""``plan``: from a profile, what was observed and the time to actions, status and events.
+
+Pure and level-based: it remembers nothing but what the status says, so an operator that restarts in
+the middle of a roll goes on with it. Planning again after the actions took effect plans nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvreg_operator.acceptance import Refusal, find_refusal
+from kvreg_operator.actions import (
+    Action,
+    ApplyConfigMap,
+    DeleteConfigMap,
+    DeletePod,
+    DrainPod,
+    PatchTemplate,
+    SetUpdateStrategy,
+)
+from kvreg_operator.conditions import (
+    Finding,
+    build_conditions,
+    find_when_accepted,
+    find_when_refused,
+)
+from kvreg_operator.fleet import Fleet, build_fleet
+from kvreg_operator.observed import Observed
+from kvreg_operator.profile import (
+    Condition,
+    EffectiveSettings,
+    KVRegistryProfile,
+    PodCounts,
+    ProfileStatus,
+    WaitingFor,
+    moment_of,
+)
+from kvreg_operator.rollout import BOUNDED_REASONS, Step, Waiting, next_step
+from kvreg_operator.settings_document import build_settings_document
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a person reads in ``kubectl describe``."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows: the actions in their order, the status to write, the events to tell."""
+
+    actions: tuple[Action, ...]
+    status: ProfileStatus
+    events: tuple[Event, ...]
+
+
+def plan(profile: KVRegistryProfile, observed: Observed, now_s: float) -> Plan:
+    """Return what to do now. ``now_s`` is in seconds since the epoch."""
+    document = build_settings_document(profile.metadata.name, profile.spec)
+    fleet: Fleet | None = None
+    if observed.target is not None:
+        fleet = build_fleet(profile.spec, observed, observed.target, document.hash)
+    has_work = fleet is not None and fleet.has_work
+    refusal = find_refusal(profile, observed, has_work=has_work)
+    if refusal is not None or fleet is None:
+        return _refuse(profile, refusal, fleet, document.hash, now_s)
+    waited_s = _waited_s(profile.status, document.hash, now_s)
+    step = next_step(profile, fleet, document, waited_s=waited_s)
+    findings = find_when_accepted(fleet, step)
+    waiting_for = _waiting_for(profile.status, step.waiting, document.hash, now_s)
+    status = _status(profile, fleet, document.hash, findings, waiting_for, now_s)
+    return Plan(step.actions, status, _events(profile.status, status, step))
+
+
+def _refuse(
+    profile: KVRegistryProfile,
+    refusal: Refusal | None,
+    fleet: Fleet | None,
+    desired_hash: str,
+    now_s: float,
+) -> Plan:
+    assert refusal is not None, "without a target a profile is refused"
+    # Whoever is not in charge of the pods does not count them.
+    shown = None if refusal.reason == "Conflict" else fleet
+    findings = find_when_refused(refusal, shown)
+    status = _status(profile, shown, desired_hash, findings, None, now_s)
+    return Plan((), status, _events(profile.status, status, Step()))
+
+
+def _waited_s(previous: ProfileStatus, desired_hash: str, now_s: float) -> float:
+    """Return how long the roll to this hash has waited for an engine without a break."""
+    waiting = previous.waiting_for
+    if waiting is None or previous.desired_hash != desired_hash:
+        return 0.0
+    if waiting.reason not in BOUNDED_REASONS:
+        return 0.0
+    return max(0.0, now_s - waiting.since.timestamp())
+
+
+def _waiting_for(
+    previous: ProfileStatus, waiting: Waiting | None, desired_hash: str, now_s: float
+) -> WaitingFor | None:
+    if waiting is None:
+        return None
+    since, earlier = moment_of(now_s), previous.waiting_for
+    if earlier is not None and previous.desired_hash == desired_hash:
+        are_bounded = {earlier.reason, waiting.reason} <= BOUNDED_REASONS
+        if are_bounded or earlier.reason == waiting.reason:
+            since = earlier.since
+    return WaitingFor(
+        reason=waiting.reason, pods=waiting.pods, since=since, message=waiting.message
+    )
+
+
+def _status(
+    profile: KVRegistryProfile,
+    fleet: Fleet | None,
+    desired_hash: str,
+    findings: tuple[Finding, ...],
+    waiting_for: WaitingFor | None,
+    now_s: float,
+) -> ProfileStatus:
+    return ProfileStatus(
+        observed_generation=profile.metadata.generation,
+        desired_hash=desired_hash,
+        serving_hash=_serving_hash(fleet) if fleet else None,
+        effective=_effective(fleet) if fleet else None,
+        pods=_count(fleet) if fleet else None,
+        waiting_for=waiting_for,
+        conditions=build_conditions(profile, findings, moment_of(now_s)),
+    )
+
+
+def _serving_hash(fleet: Fleet) -> str | None:
+    hashes = {pod.settings_hash for pod in fleet.pods if pod.is_available}
+    return hashes.pop() if len(hashes) == 1 else None
+
+
+def _effective(fleet: Fleet) -> EffectiveSettings | None:
+    said = {pod.engine.effective for pod in fleet.pods if pod.is_available and pod.engine}
+    return said.pop() if len(said) == 1 else None
+
+
+def _count(fleet: Fleet) -> PodCounts:
+    return PodCounts(
+        total=fleet.target.replicas,
+        updated=sum(fleet.is_current(pod) for pod in fleet.pods),
+        ready=sum(pod.is_available for pod in fleet.pods),
+        busy=sum(pod.is_busy for pod in fleet.stale),
+    )
+
+
+def _events(previous: ProfileStatus, status: ProfileStatus, step: Step) -> tuple[Event, ...]:
+    told = [_tell_action(action) for action in step.actions]
+    for condition in status.conditions:
+        earlier = previous.find_condition(condition.type)
+        is_known = (
+            earlier is not None
+            and earlier.status == condition.status
+            and earlier.reason == condition.reason
+        )
+        if not is_known and (event := _tell_condition(condition)) is not None:
+            told.append(event)
+    return tuple(told)
+
+
+def _tell_condition(condition: Condition) -> Event | None:
+    """Tell what is true now, and a refusal; what has ended follows from it."""
+    if condition.type == "Accepted" and condition.status == "False":
+        return Event("Warning", condition.reason, condition.message)
+    if condition.status != "True" or condition.type == "Progressing":
+        return None
+    is_bad = condition.type == "Degraded"
+    return Event("Warning" if is_bad else "Normal", condition.reason, condition.message)
+
+
+def _tell_action(action: Action) -> Event:
+    match action:
+        case ApplyConfigMap(name=name):
+            return Event("Normal", "SettingsWritten", f"wrote ConfigMap {name}")
+        case SetUpdateStrategy():
+            message = "set updateStrategy to OnDelete: pods are replaced by the operator alone"
+            return Event("Normal", "StrategySet", message)
+        case PatchTemplate(settings_hash=settings_hash):
+            message = f"set the pod template to settings {settings_hash}"
+            return Event("Normal", "TemplatePatched", message)
+        case DrainPod(name=name):
+            return Event("Normal", "Draining", f"{name} is idle and takes nothing new from now on")
+        case DeletePod(name=name):
+            return Event("Normal", "PodReplaced", f"deleted {name}, to be made from the template")
+        case DeleteConfigMap(name=name):
+            return Event("Normal", "SettingsRemoved", f"removed ConfigMap {name}, now unused")

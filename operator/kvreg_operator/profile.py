@@ -1,0 +1,240 @@
+"""``KVRegistryProfile``: what a person asks of one set of engines, and what the operator answers.
+
+Owns the shape of the resource, its bounds and its defaults, for the operator and for the CRD that
+is written from it. It decides nothing; what the values mean to an engine is in
+``settings_document``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+GROUP = "kvreg.dev"
+VERSION = "v1alpha1"
+KIND = "KVRegistryProfile"
+PLURAL = "kvregistryprofiles"
+SINGULAR = "kvregistryprofile"
+SHORT_NAME = "kvrp"
+
+# The engine's own bounds; a contract test compares.
+MAX_LANES = 64
+MAX_ENTRIES = 4096
+MAX_ANCHORS = 64
+# A StatefulSet's pods carry its name and a hash of ten letters in a label of at most 63.
+MAX_TARGET_NAME_LENGTH = 52
+
+CurrentState = Literal["Keep", "Drop"]
+ConditionStatus = Literal["True", "False", "Unknown"]
+ConditionType = Literal["Accepted", "Progressing", "Ready", "Degraded", "RolloutDeferred"]
+
+
+def _as_kubernetes_time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Moment = Annotated[datetime, PlainSerializer(_as_kubernetes_time, return_type=str)]
+"""A point in time, to the second, as Kubernetes writes it."""
+
+
+def moment_of(now_s: float) -> datetime:
+    """Return seconds since the epoch as a time that survives being written and read."""
+    return datetime.fromtimestamp(int(now_s), UTC)
+
+
+class ResourcePart(BaseModel):
+    """Any part of the resource: camelCase outside, and fields of a newer CRD are let pass."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
+    )
+
+
+class TargetRef(ResourcePart):
+    """The StatefulSet whose pods run the engines. It cannot be changed later."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "self == oldSelf",
+                    "message": "targetRef cannot be changed; make another profile",
+                }
+            ]
+        }
+    )
+
+    kind: Literal["StatefulSet"] = Field(default="StatefulSet", description="Kind of the target.")
+    name: str = Field(
+        min_length=1,
+        max_length=MAX_TARGET_NAME_LENGTH,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="Name of the StatefulSet, in the namespace of the profile.",
+    )
+    container: str = Field(
+        default="engine", min_length=1, max_length=63, description="Container of the engine."
+    )
+
+
+class Rollout(ResourcePart):
+    """How a change reaches the pods. There is never a surge: no spare GPU is needed."""
+
+    strategy: Literal["RollingUpdate", "OnDelete"] = Field(
+        default="RollingUpdate",
+        description="RollingUpdate: the operator replaces one pod after the other. "
+        "OnDelete: a pod takes the change when somebody deletes it.",
+    )
+    wait_for_idle: bool = Field(
+        default=True, description="Replace an engine only while no request runs or waits on it."
+    )
+    # Longer than most agent turns; shorter than anybody's patience with an edit.
+    idle_timeout_seconds: int = Field(
+        default=600,
+        ge=0,
+        le=7 * 24 * 3600,
+        description="How long to wait for idle before saying so and, with force, replacing anyway.",
+    )
+    force: bool = Field(
+        default=False,
+        description="After idleTimeoutSeconds, replace a busy engine; its requests have the "
+        "grace period of the pod to finish.",
+    )
+    paused: bool = Field(default=False, description="Change nothing, whatever is asked.")
+
+
+class Canary(ResourcePart):
+    """Stop after some pods. Removing the canary lets the roll go on; restoring the spec reverts."""
+
+    pods: int = Field(ge=1, le=1000, description="Pods that take the change, highest number first.")
+
+
+class ProfileSpec(ResourcePart):
+    """What is asked."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "self.currentState != 'Drop' || self.registryEntries > 0",
+                    "message": "currentState Drop and registryEntries 0 exclude each other: "
+                    "only entries drop a state",
+                }
+            ]
+        }
+    )
+
+    target_ref: TargetRef = Field(description="The StatefulSet whose pods run the engines.")
+    lanes: int = Field(ge=1, le=MAX_LANES, description="C: requests that run at once.")
+    registry_entries: int = Field(
+        ge=0, le=MAX_ENTRIES, description="R: displaced sequences that are kept."
+    )
+    current_state: CurrentState = Field(
+        default="Keep", description="Whether entries keep the frontier state beside the checkpoint."
+    )
+    anchors: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_ANCHORS,
+        description="Shared beginnings of prompts that are kept; left out, the engine's default.",
+    )
+    rollout: Rollout = Field(default=Rollout(), description="How a change reaches the pods.")
+    restart_id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="Any text; another one restarts every engine, by the rules of the rollout.",
+    )
+    canary: Canary | None = Field(default=None, description="Stop after some pods.")
+
+
+class Condition(ResourcePart):
+    """One thing that is true or false of the profile, and why."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str
+    last_transition_time: Moment
+    observed_generation: int
+
+
+class PodCounts(ResourcePart):
+    """Pods of the target. ``busy`` counts only those that a roll still has to replace."""
+
+    total: int
+    updated: int
+    ready: int
+    busy: int
+
+
+class EffectiveSettings(ResourcePart):
+    """What the serving engines say they run. Absent while they differ or none answers."""
+
+    lanes: int
+    registry_entries: int
+    current_state: CurrentState
+    anchors: int
+    max_context_tokens: int
+    model: str
+
+
+class WaitingFor(ResourcePart):
+    """What the roll waits for, and since when."""
+
+    reason: str
+    pods: tuple[str, ...] = ()
+    since: Moment
+    message: str
+
+
+class ProfileStatus(ResourcePart):
+    """What was observed."""
+
+    observed_generation: int | None = None
+    desired_hash: str | None = Field(default=None, description="Hash of what the spec asks.")
+    serving_hash: str | None = Field(
+        default=None, description="Hash that all ready pods run; absent while they differ."
+    )
+    effective: EffectiveSettings | None = None
+    pods: PodCounts | None = None
+    waiting_for: WaitingFor | None = None
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            }
+        ),
+    ] = ()
+
+    def find_condition(self, condition_type: ConditionType) -> Condition | None:
+        """Return the condition of that type, if it was ever written."""
+        return next((c for c in self.conditions if c.type == condition_type), None)
+
+
+class Metadata(ResourcePart):
+    """The part of the metadata that is read."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    creation_timestamp: datetime
+    deletion_timestamp: datetime | None = None
+
+
+class KVRegistryProfile(ResourcePart):
+    """The whole resource."""
+
+    metadata: Metadata
+    spec: ProfileSpec
+    status: ProfileStatus = ProfileStatus()
+
+    @property
+    def seniority(self) -> tuple[datetime, str]:
+        """The order among profiles of one target; the first one is in charge."""
+        return (self.metadata.creation_timestamp, self.metadata.name)

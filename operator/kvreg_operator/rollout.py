@@ -1,0 +1,238 @@
+"""The next step of a roll: what to do now, or what to wait for.
+
+Owns the order (settings, template, one pod after the other) and the gates. It never makes a second
+pod unavailable, needs no spare GPU, and stops where an engine cannot be asked: doubt means waiting.
+
+A pod is replaced in two steps. First its idle engine is asked to drain, so that no request can
+arrive between the look at it and its end; then, when it is drained and idle, the pod is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from kvreg_operator.actions import (
+    Action,
+    ApplyConfigMap,
+    DeleteConfigMap,
+    DeletePod,
+    DrainPod,
+    PatchTemplate,
+    SetUpdateStrategy,
+)
+from kvreg_operator.fleet import Fleet
+from kvreg_operator.observed import Pod
+from kvreg_operator.profile import KVRegistryProfile
+from kvreg_operator.rendering import (
+    build_config_map,
+    build_strategy_patch,
+    build_template_patch,
+)
+from kvreg_operator.settings_document import SettingsDocument
+
+ProgressReason = Literal["TemplateNotSeen", "PodsNotReady", "Draining"]
+DeferralReason = Literal[
+    "Busy", "IdleTimeout", "EngineUnreachable", "FitUnknown", "Paused", "Canary", "OnDelete"
+]
+BOUNDED_REASONS: frozenset[str] = frozenset(
+    {"Busy", "IdleTimeout", "EngineUnreachable", "FitUnknown"}
+)
+"""What ``force`` passes by after ``idleTimeoutSeconds``."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a roll waits for. ``is_deferred``: it has not begun, or a person has to do something."""
+
+    reason: ProgressReason | DeferralReason
+    message: str
+    pods: tuple[str, ...] = ()
+    is_deferred: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do now, and what keeps the roll from going on after that."""
+
+    actions: tuple[Action, ...] = ()
+    waiting: Waiting | None = None
+
+
+Passage = Literal["drain", "delete"]
+
+
+def next_step(
+    profile: KVRegistryProfile, fleet: Fleet, document: SettingsDocument, *, waited_s: float
+) -> Step:
+    """Return the next step. ``waited_s`` is how long an engine was waited for already."""
+    rollout = profile.spec.rollout
+    if rollout.paused:
+        return _paused(fleet)
+    settings = _ensure_settings(profile, fleet, document)
+    if not fleet.is_template_current:
+        return _patch_template(profile, fleet, settings, waited_s)
+    if not fleet.stale and not fleet.stranded:
+        return Step(settings + _collect_garbage(fleet), _wait_for_absent(fleet))
+    kept = settings + _ensure_strategy(fleet)
+    if fleet.target.observed_generation < fleet.target.generation:
+        message = "the controller of the StatefulSet has not seen the new pod template yet"
+        return Step(kept, Waiting("TemplateNotSeen", message, is_deferred=False))
+    step = _replace_next(fleet, waited_s)
+    return Step(kept + step.actions, step.waiting)
+
+
+def _paused(fleet: Fleet) -> Step:
+    if not fleet.has_work and not fleet.stranded:
+        return Step(waiting=_wait_for_absent(fleet))
+    return Step(waiting=Waiting("Paused", "rollout.paused is true; set it to false to go on"))
+
+
+def _ensure_settings(
+    profile: KVRegistryProfile, fleet: Fleet, document: SettingsDocument
+) -> tuple[Action, ...]:
+    if fleet.desired_config_map in fleet.config_maps:
+        return ()
+    manifest = build_config_map(
+        namespace=profile.metadata.namespace,
+        target_name=profile.spec.target_ref.name,
+        target_uid=fleet.target.uid,
+        document=document,
+    )
+    return (ApplyConfigMap(fleet.desired_config_map, manifest),)
+
+
+def _ensure_strategy(fleet: Fleet) -> tuple[Action, ...]:
+    if fleet.target.strategy == "OnDelete":
+        return ()
+    return (SetUpdateStrategy(build_strategy_patch()),)
+
+
+def _patch_template(
+    profile: KVRegistryProfile, fleet: Fleet, settings: tuple[Action, ...], waited_s: float
+) -> Step:
+    """Patch once the first pod could be replaced; a busy target is not touched at all."""
+    if profile.spec.rollout.strategy == "RollingUpdate":
+        pod = _next_pod(fleet)
+        if pod is not None:
+            if (doubt := _doubt_about_fit(fleet, waited_s)) is not None:
+                return Step(waiting=doubt)
+            passage = _gate(fleet, pod, waited_s)
+            if isinstance(passage, Waiting):
+                return Step(waiting=passage)
+    manifest = build_template_patch(
+        namespace=profile.metadata.namespace,
+        target=profile.spec.target_ref,
+        settings_hash=fleet.desired_hash,
+    )
+    patch = PatchTemplate(fleet.desired_hash, manifest)
+    # The strategy goes first: with the old one, the patch itself would start a roll.
+    return Step((*settings, *_ensure_strategy(fleet), patch))
+
+
+def _replace_next(fleet: Fleet, waited_s: float) -> Step:
+    leaving = tuple(pod.name for pod in fleet.pods if pod.is_terminating)
+    if leaving:
+        return Step(waiting=_not_ready(leaving))
+    if fleet.spec.rollout.strategy == "OnDelete" and not fleet.stranded:
+        names = tuple(pod.name for pod in fleet.stale)
+        message = "rollout.strategy is OnDelete: a pod takes the change when it is deleted"
+        return Step(waiting=Waiting("OnDelete", message, names))
+    pod = _next_pod(fleet)
+    if pod is None:
+        return Step(waiting=_wait_for_absent(fleet) or _held_by_canary(fleet))
+    others = tuple(name for name in fleet.absent if name != pod.name)
+    if pod.is_available and others:
+        return Step(waiting=_not_ready(others))
+    if (doubt := _doubt_about_fit(fleet, waited_s)) is not None:
+        return Step(waiting=doubt)
+    passage = _gate(fleet, pod, waited_s)
+    match passage:
+        case Waiting():
+            return Step(waiting=passage)
+        case "drain":
+            return Step((DrainPod(pod.name, pod.uid),))
+        case "delete":
+            return Step((DeletePod(pod.name, pod.uid),))
+        case _:
+            assert_never(passage)
+
+
+def _next_pod(fleet: Fleet) -> Pod | None:
+    """Return the pod to replace next: what serves nobody first, then what is idle."""
+    stale = fleet.stale if fleet.spec.rollout.strategy == "RollingUpdate" else ()
+    candidates = [pod for pod in stale if fleet.is_in_canary(pod)]
+    candidates += fleet.stranded
+    return min(
+        candidates,
+        key=lambda pod: (pod.is_available, not pod.is_draining, pod.is_busy, -pod.ordinal),
+        default=None,
+    )
+
+
+def _gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
+    """Say how the pod may be taken now, or what it waits for."""
+    rollout = fleet.spec.rollout
+    if pod.is_dead or not rollout.wait_for_idle:
+        return "delete"
+    if _is_forced(fleet, waited_s):
+        return "delete"
+    if pod.engine is None:
+        message = f"{pod.name} is ready, but its engine does not say whether it is idle"
+        return Waiting("EngineUnreachable", message, (pod.name,))
+    if not pod.is_busy:
+        return "delete" if pod.is_draining else "drain"
+    if pod.is_draining:
+        message = f"{pod.name} takes nothing new and finishes what it runs"
+        return Waiting("Draining", message, (pod.name,), is_deferred=False)
+    if waited_s >= rollout.idle_timeout_seconds:
+        message = (
+            f"{pod.name} was never seen idle within {rollout.idle_timeout_seconds} s; "
+            "it is replaced once it is idle, or at once with rollout.force"
+        )
+        return Waiting("IdleTimeout", message, (pod.name,))
+    then = "replaced anyway" if rollout.force else "reported"
+    message = (
+        f"{pod.name} runs requests; it is replaced once it is idle, "
+        f"and {then} after {rollout.idle_timeout_seconds} s"
+    )
+    return Waiting("Busy", message, (pod.name,))
+
+
+def _is_forced(fleet: Fleet, waited_s: float) -> bool:
+    rollout = fleet.spec.rollout
+    return rollout.force and waited_s >= rollout.idle_timeout_seconds
+
+
+def _doubt_about_fit(fleet: Fleet, waited_s: float) -> Waiting | None:
+    """Where an engine serves, one has to have said that the profile fits."""
+    serving = tuple(pod.name for pod in fleet.pods if pod.is_available)
+    if not serving or not fleet.stale or _is_forced(fleet, waited_s):
+        return None
+    if any(pod.engine is not None and pod.engine.fit is not None for pod in fleet.pods):
+        return None
+    return Waiting("FitUnknown", "no engine says whether the profile fits its memory", serving)
+
+
+def _held_by_canary(fleet: Fleet) -> Waiting | None:
+    canary, held = fleet.spec.canary, tuple(pod.name for pod in fleet.stale)
+    if canary is None or not held:
+        return None
+    message = (
+        f"the canary of {canary.pods} pod(s) is served; remove spec.canary to go on, "
+        "or restore the spec to revert"
+    )
+    return Waiting("Canary", message, held)
+
+
+def _wait_for_absent(fleet: Fleet) -> Waiting | None:
+    return _not_ready(fleet.absent) if fleet.absent else None
+
+
+def _not_ready(names: tuple[str, ...]) -> Waiting:
+    message = f"not ready yet: {', '.join(names)}"
+    return Waiting("PodsNotReady", message, names, is_deferred=False)
+
+
+def _collect_garbage(fleet: Fleet) -> tuple[Action, ...]:
+    return tuple(DeleteConfigMap(name) for name in fleet.unused_config_maps)

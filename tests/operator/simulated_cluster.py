@@ -1,0 +1,224 @@
+"""A cluster small enough to hold in the head: a StatefulSet, its controller, pods with engines.
+
+It executes the actions of a plan, as the operator and Kubernetes would, and refuses with an
+AssertionError those that no operator may ask for. Time passes in ticks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from tests.operator.objects import FITS, NOW_S, TARGET, TOO_LARGE, effective_of, hash_of
+
+from kvreg_operator.actions import (
+    Action,
+    ApplyConfigMap,
+    DeleteConfigMap,
+    DeletePod,
+    DrainPod,
+    PatchTemplate,
+    SetUpdateStrategy,
+)
+from kvreg_operator.observed import EngineState, Observed, Pod, Target, UpdateStrategy
+from kvreg_operator.plan import Plan, plan
+from kvreg_operator.profile import KVRegistryProfile, ProfileSpec, ProfileStatus
+from kvreg_operator.rendering import config_map_name
+
+TICK_S = 30
+LOADING_TICKS = 2
+TERMINATING_TICKS = 1
+MAX_ENTRIES_THAT_FIT = 8
+
+
+@dataclass
+class SimulatedPod:
+    """A pod from its creation to its end, with the requests of its engine."""
+
+    uid: str
+    ordinal: int
+    settings_hash: str | None
+    served: ProfileSpec
+    is_broken: bool
+    loading_ticks: int = LOADING_TICKS
+    busy_ticks: int = 0
+    is_draining: bool = False
+    is_silent: bool = False
+    terminating_ticks: int | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.loading_ticks == 0 and not self.is_broken
+
+    @property
+    def serves(self) -> bool:
+        return self.is_up and not self.is_draining and self.terminating_ticks is None
+
+
+@dataclass
+class SimulatedCluster:
+    """One target with one profile in charge of it."""
+
+    profile: KVRegistryProfile
+    replicas: int
+    strategy: UpdateStrategy = "RollingUpdate"
+    template_hash: str | None = None
+    generation: int = 1
+    observed_generation: int = 1
+    seen_hash: str | None = None
+    config_maps: set[str] = field(default_factory=set)
+    specs: dict[str, ProfileSpec] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    pods: dict[int, SimulatedPod] = field(default_factory=dict)
+    others: tuple[KVRegistryProfile, ...] = ()
+    ticks: int = 0
+    pods_made: int = 0
+    bare_spec: ProfileSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bare_spec = self.profile.spec
+
+    # What happens by itself.
+
+    def tick(self) -> None:
+        self.ticks += 1
+        self.observed_generation, self.seen_hash = self.generation, self.template_hash
+        for pod in list(self.pods.values()):
+            pod.loading_ticks = max(0, pod.loading_ticks - 1)
+            pod.busy_ticks = max(0, pod.busy_ticks - 1)
+            if pod.terminating_ticks == 0 or pod.ordinal >= self.replicas:
+                del self.pods[pod.ordinal]
+            elif pod.terminating_ticks is not None:
+                pod.terminating_ticks -= 1
+        for ordinal in range(self.replicas):
+            if ordinal not in self.pods:
+                self._create(ordinal)
+
+    def _create(self, ordinal: int) -> None:
+        name = None if self.seen_hash is None else config_map_name(TARGET, self.seen_hash)
+        if name is not None and name not in self.config_maps:
+            # The volume cannot be mounted; the kubelet tries again.
+            return
+        served = self.bare_spec if self.seen_hash is None else self.specs[self.seen_hash]
+        self.pods_made += 1
+        self.pods[ordinal] = SimulatedPod(
+            uid=f"uid-{self.pods_made}",
+            ordinal=ordinal,
+            settings_hash=self.seen_hash,
+            served=served,
+            is_broken=self.seen_hash in self.broken
+            or served.registry_entries > MAX_ENTRIES_THAT_FIT,
+        )
+
+    # What the operator sees and does.
+
+    def edit(self, **changes: object) -> None:
+        """Change fields of the spec, as ``kubectl edit`` does."""
+        spec = self.profile.spec.model_copy(update=changes)
+        metadata = self.profile.metadata
+        newer = metadata.model_copy(update={"generation": metadata.generation + 1})
+        self.profile = self.profile.model_copy(update={"spec": spec, "metadata": newer})
+
+    def forget_status(self) -> None:
+        self.profile = self.profile.model_copy(update={"status": ProfileStatus()})
+
+    def observe(self) -> Observed:
+        fits = self.profile.spec.registry_entries <= MAX_ENTRIES_THAT_FIT
+        template = self.template_hash
+        target = Target(
+            uid="uid-of-target",
+            generation=self.generation,
+            observed_generation=self.observed_generation,
+            replicas=self.replicas,
+            strategy=self.strategy,
+            containers=("engine",),
+            settings_hash=template,
+            config_map=None if template is None else config_map_name(TARGET, template),
+        )
+        pods = []
+        for sim in self.pods.values():
+            engine = None
+            if sim.is_up and not sim.is_silent:
+                engine = EngineState(
+                    effective=effective_of(sim.served),
+                    running=int(sim.busy_ticks > 0),
+                    queued=0,
+                    is_draining=sim.is_draining,
+                    fit=FITS if fits else TOO_LARGE,
+                )
+            mounted = None
+            if sim.settings_hash is not None:
+                mounted = config_map_name(TARGET, sim.settings_hash)
+            pods.append(
+                Pod(
+                    name=f"{TARGET}-{sim.ordinal}",
+                    uid=sim.uid,
+                    ordinal=sim.ordinal,
+                    settings_hash=sim.settings_hash,
+                    config_map=mounted,
+                    is_ready=sim.is_up and not sim.is_draining,
+                    is_terminating=sim.terminating_ticks is not None,
+                    engine=engine,
+                    failure="CrashLoopBackOff" if sim.is_broken else None,
+                )
+            )
+        return Observed(target, tuple(pods), frozenset(self.config_maps), self.others)
+
+    def reconcile(self) -> Plan:
+        """Observe, plan, execute and write the status: one pass of the operator."""
+        self.specs[hash_of(self.profile)] = self.profile.spec
+        planned = plan(self.profile, self.observe(), NOW_S + self.ticks * TICK_S)
+        touching = [a for a in planned.actions if isinstance(a, DrainPod | DeletePod)]
+        assert len(touching) <= 1, "more than one pod in one pass"
+        if planned.actions:
+            self._require_permission()
+        for action in planned.actions:
+            self._execute(action)
+        self.profile = self.profile.model_copy(update={"status": planned.status})
+        return planned
+
+    def _require_permission(self) -> None:
+        assert not self.profile.spec.rollout.paused, "paused"
+        assert all(other.seniority > self.profile.seniority for other in self.others), "conflict"
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case ApplyConfigMap(name=name):
+                self.config_maps.add(name)
+            case SetUpdateStrategy():
+                self.strategy = "OnDelete"
+            case PatchTemplate(settings_hash=settings_hash):
+                assert self.strategy == "OnDelete", "the controller would roll by itself"
+                assert config_map_name(TARGET, settings_hash) in self.config_maps
+                self.template_hash = settings_hash
+                self.generation += 1
+            case DrainPod(uid=uid):
+                pod = self._require_replaceable(uid)
+                assert pod.busy_ticks == 0, "a busy engine was drained"
+                pod.is_draining = True
+            case DeletePod(uid=uid):
+                pod = self._require_replaceable(uid)
+                rollout = self.profile.spec.rollout
+                is_gentle = rollout.wait_for_idle and not rollout.force
+                assert not (is_gentle and pod.is_up and pod.busy_ticks), "a request was cut"
+                pod.terminating_ticks = TERMINATING_TICKS
+            case DeleteConfigMap(name=name):
+                self._require_unused(name)
+                self.config_maps.remove(name)
+            case _:
+                assert_never(action)
+
+    def _require_replaceable(self, uid: str) -> SimulatedPod:
+        (pod,) = (pod for pod in self.pods.values() if pod.uid == uid)
+        assert pod.terminating_ticks is None
+        assert self.observed_generation == self.generation, "may come back as it was"
+        if pod.serves:
+            serving = {k for k, other in self.pods.items() if other.serves}
+            assert serving >= set(range(self.replicas)), "a second pod would be down"
+            fits = self.profile.spec.registry_entries <= MAX_ENTRIES_THAT_FIT
+            assert fits, "a serving pod was touched for a profile that does not fit"
+        return pod
+
+    def _require_unused(self, name: str) -> None:
+        used = {self.template_hash, self.seen_hash, *(p.settings_hash for p in self.pods.values())}
+        assert name not in {config_map_name(TARGET, h) for h in used if h is not None}

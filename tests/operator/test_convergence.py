@@ -1,0 +1,240 @@
+"""Whatever happens to a cluster, repeated plans lead it to its profile, one pod at a time.
+
+The rules that hold on the way are in ``simulated_cluster``, which refuses to break them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.objects import NOW_S, hash_of, make_profile, statuses
+from tests.operator.simulated_cluster import SimulatedCluster
+
+from kvreg_operator.plan import plan
+from kvreg_operator.profile import Canary, Rollout
+
+# A roll of the most pods takes a dozen passes each; a request lasts at most four ticks.
+MAX_PASSES = 120
+MAX_REPLICAS = 4
+
+Happening = Callable[[SimulatedCluster], object]
+
+
+def edit_entries(entries: int) -> Happening:
+    return lambda cluster: cluster.edit(registry_entries=entries)
+
+
+def edit_restart_id(text: str) -> Happening:
+    return lambda cluster: cluster.edit(restart_id=text)
+
+
+def edit_canary(pods: int | None) -> Happening:
+    return lambda cluster: cluster.edit(canary=None if pods is None else Canary(pods=pods))
+
+
+def edit_rollout(rollout: Rollout) -> Happening:
+    return lambda cluster: cluster.edit(rollout=rollout)
+
+
+def scale(replicas: int) -> Happening:
+    return lambda cluster: setattr(cluster, "replicas", replicas)
+
+
+def start_request(ordinal: int, num_ticks: int) -> Happening:
+    def happen(cluster: SimulatedCluster) -> None:
+        pod = cluster.pods.get(ordinal)
+        if pod is not None and pod.serves:
+            pod.busy_ticks = num_ticks
+
+    return happen
+
+
+def lose_pod(ordinal: int) -> Happening:
+    return lambda cluster: cluster.pods.pop(ordinal, None)
+
+
+def silence(ordinal: int) -> Happening:
+    def happen(cluster: SimulatedCluster) -> None:
+        if ordinal in cluster.pods:
+            cluster.pods[ordinal].is_silent = True
+
+    return happen
+
+
+def drain_by_hand(ordinal: int) -> Happening:
+    def happen(cluster: SimulatedCluster) -> None:
+        if ordinal in cluster.pods and cluster.pods[ordinal].serves:
+            cluster.pods[ordinal].is_draining = True
+
+    return happen
+
+
+def break_settings(cluster: SimulatedCluster) -> None:
+    cluster.broken.add(hash_of(cluster.profile))
+
+
+def replace_target_by_hand(cluster: SimulatedCluster) -> None:
+    cluster.template_hash = None
+    cluster.strategy = "RollingUpdate"
+    cluster.generation += 1
+
+
+def add_elder_profile(cluster: SimulatedCluster) -> None:
+    cluster.others = (make_profile("elder", created_s=NOW_S - 7200),)
+
+
+def remove_other_profiles(cluster: SimulatedCluster) -> None:
+    cluster.others = ()
+
+
+ORDINALS = st.integers(0, MAX_REPLICAS - 1)
+ROLLOUTS = st.builds(
+    Rollout,
+    strategy=st.sampled_from(["RollingUpdate", "OnDelete"]),
+    wait_for_idle=st.booleans(),
+    idle_timeout_seconds=st.sampled_from([0, 60, 600]),
+    force=st.booleans(),
+    paused=st.booleans(),
+)
+# Passes and time are the most frequent, so that what happens does so in the middle of rolls.
+STEPS = st.sampled_from([SimulatedCluster.reconcile, SimulatedCluster.tick])
+HAPPENINGS = st.one_of(
+    STEPS,
+    STEPS,
+    STEPS,
+    # Nine entries do not fit.
+    st.builds(edit_entries, st.sampled_from([1, 2, 3, 9])),
+    st.builds(edit_restart_id, st.sampled_from(["monday", "friday"])),
+    st.builds(edit_canary, st.none() | st.integers(1, 2)),
+    st.builds(edit_rollout, ROLLOUTS),
+    st.builds(scale, st.integers(1, MAX_REPLICAS)),
+    st.builds(start_request, ORDINALS, st.integers(1, 4)),
+    st.builds(lose_pod, ORDINALS),
+    st.builds(silence, ORDINALS),
+    st.builds(drain_by_hand, ORDINALS),
+    st.sampled_from(
+        [
+            break_settings,
+            replace_target_by_hand,
+            add_elder_profile,
+            remove_other_profiles,
+            SimulatedCluster.forget_status,
+        ]
+    ),
+)
+
+
+def new_cluster(replicas: int) -> SimulatedCluster:
+    cluster = SimulatedCluster(make_profile(), replicas=replicas)
+    for _ in range(4):
+        cluster.tick()
+    return cluster
+
+
+def settle(cluster: SimulatedCluster) -> None:
+    """Let passes and time alternate until a pass changes nothing for a while."""
+    num_quiet = 0
+    for _ in range(MAX_PASSES):
+        before = cluster.profile.status
+        planned = cluster.reconcile()
+        is_quiet = not planned.actions and planned.status == before
+        num_quiet = num_quiet + 1 if is_quiet else 0
+        if num_quiet > 6:
+            return
+        cluster.tick()
+    pytest.fail(f"still at work after {MAX_PASSES} passes: {cluster.profile.status}")
+
+
+def make_servable(cluster: SimulatedCluster) -> None:
+    """End what keeps the profile from being served: people's holds, and engines out of reach."""
+    cluster.edit(registry_entries=2, canary=None, rollout=Rollout())
+    cluster.broken.discard(hash_of(cluster.profile))
+    for pod in cluster.pods.values():
+        pod.is_silent = False
+        # A pod of good settings that was broken by others is none: it restarts by itself.
+        pod.is_broken = pod.is_broken and pod.settings_hash != hash_of(cluster.profile)
+    cluster.others = ()
+
+
+@settings(max_examples=300, deadline=None)
+@given(replicas=st.integers(1, MAX_REPLICAS), happenings=st.lists(HAPPENINGS, max_size=40))
+def test_any_history_converges_to_the_profile(replicas: int, happenings: list[Happening]) -> None:
+    cluster = new_cluster(replicas)
+    for happen in happenings:
+        happen(cluster)
+    make_servable(cluster)
+    settle(cluster)
+    desired = hash_of(cluster.profile)
+    assert statuses(cluster.profile.status)["Ready"] == ("True", "Served")
+    assert [pod.settings_hash for pod in cluster.pods.values()] == [desired] * cluster.replicas
+    assert cluster.template_hash == desired
+    assert len(cluster.config_maps) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(replicas=st.integers(1, MAX_REPLICAS), happenings=st.lists(HAPPENINGS, max_size=40))
+def test_planning_twice_says_the_same_once(replicas: int, happenings: list[Happening]) -> None:
+    cluster = new_cluster(replicas)
+    for happen in happenings:
+        happen(cluster)
+    observed, now_s = cluster.observe(), NOW_S + 10_000
+    first = plan(cluster.profile, observed, now_s)
+    written = cluster.profile.model_copy(update={"status": first.status})
+    second = plan(written, observed, now_s)
+    assert second.status == first.status
+    assert second.actions == first.actions
+    # What an action tells is told by whoever executes it; nothing else is told again.
+    assert len(second.events) == len(second.actions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(replicas=st.integers(1, MAX_REPLICAS), num_passes=st.integers(0, 40))
+def test_roll_that_is_reverted_at_any_step_ends_where_it_began(
+    replicas: int, num_passes: int
+) -> None:
+    cluster = new_cluster(replicas)
+    settle(cluster)
+    served = hash_of(cluster.profile)
+    cluster.edit(registry_entries=3)
+    for _ in range(num_passes):
+        cluster.reconcile()
+        cluster.tick()
+    cluster.edit(registry_entries=2)
+    settle(cluster)
+    assert {pod.settings_hash for pod in cluster.pods.values()} == {served}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_bad_settings_cost_one_pod_and_the_revert_brings_it_back(replicas: int) -> None:
+    cluster = new_cluster(replicas)
+    settle(cluster)
+    cluster.edit(registry_entries=3)
+    cluster.broken.add(hash_of(cluster.profile))
+    settle(cluster)
+    assert sum(not pod.serves for pod in cluster.pods.values()) == 1
+    assert statuses(cluster.profile.status)["Degraded"] == ("True", "PodFailing")
+    cluster.edit(registry_entries=2)
+    settle(cluster)
+    assert all(pod.serves for pod in cluster.pods.values())
+
+
+def test_canary_replaces_as_many_pods_as_it_says() -> None:
+    cluster = new_cluster(4)
+    settle(cluster)
+    cluster.edit(registry_entries=3, canary=Canary(pods=2))
+    settle(cluster)
+    desired = hash_of(cluster.profile)
+    changed = {k for k, pod in cluster.pods.items() if pod.settings_hash == desired}
+    assert changed == {2, 3}
+
+
+def test_roll_of_every_pod_replaces_each_once() -> None:
+    cluster = new_cluster(4)
+    settle(cluster)
+    made = cluster.pods_made
+    cluster.edit(registry_entries=3)
+    settle(cluster)
+    assert cluster.pods_made == made + 4
