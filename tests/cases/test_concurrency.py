@@ -155,7 +155,10 @@ def test_session_hits_behind_both_of_its_requests_at_once(
 ) -> None:
     session, replies = _two_next_turns(serve, profile, texts, num_clients=2)
     begun = session.messages
-    for text, reply in zip(texts, replies, strict=True):
+    # Who was served first is in the entry. Going on with the other one first would leave a copy of
+    # it there: one entry keeps two branches, not two and a copy.
+    served = sorted(zip(texts, replies, strict=True), key=lambda one: one[1].queue_s)
+    for text, reply in served:
         session.messages = [*begun, {"role": "user", "content": text}, reply.echo]
         assert_hit_at_boundary(session.recall(), reply)
 

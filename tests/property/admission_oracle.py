@@ -30,15 +30,15 @@ class _Change:
         cached, prompt = self.admitted.cached_tokens, self.request.prompt_tokens
         return self.request.retain and boundary is not None and cached < boundary < prompt
 
-    def proves_a_fork_of(self, seen: Seen, ranking: Ranking) -> bool:
-        """Whether it is another branch of a fork, which speaks against an earlier one."""
-        return (
-            self.captures
-            and self.origin is not None
-            and self.origin.superseded_by is not None
-            and not ranking.is_superseded(self.origin)
-            and self.origin.family == seen.family
-        )
+    def rewords(self, seen: Seen, ranking: Ranking) -> bool:
+        """Whether it says a branch again with another end, so that the branch is dead."""
+        origin = self.origin
+        if not self.captures or origin is None or origin.superseded_by is None:
+            return False
+        if origin.family != seen.family or ranking.is_superseded(origin):
+            return False
+        known = max(origin.frontier, _common(self.request, origin))
+        return _common(self.request, seen) - known >= 16
 
 
 def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, list[str]]]:
@@ -197,9 +197,7 @@ def _new_place(
         others = own
     else:
         if leaving is not None and (profile.exchange or must_stay):
-            leaves_fork = profile.policy.evicts_for_detach and change.proves_a_fork_of(
-                displaced, ranking
-            )
+            leaves_fork = profile.policy.evicts_for_detach and change.rewords(displaced, ranking)
             if not leaves_fork or must_stay:
                 return leaving.entry
             if empty and quota is None:
@@ -251,7 +249,7 @@ def _check_fork(
             assert victim.entry == fork.entry
             assert ranking.is_superseded(victim) or victim.family == origin.family
             is_worth_less = ranking.worth(victim) < ranking.worth(origin)
-            assert is_worth_less or change.proves_a_fork_of(victim, ranking)
+            assert is_worth_less or change.rewords(victim, ranking)
             assert ranking.may_take(victim, origin.tenant)
         assert not is_at_quota or [seen.tenant for seen in victims] == [origin.tenant]
         return

@@ -81,6 +81,11 @@ class AdmissionRules:
     prefix_reuse: bool = True
 
 
+REWORDED_TOKENS = 16
+"""How much of a branch a prompt repeats before it is that branch with another end. More than the
+opener of a message, which all branches share."""
+
+
 class AdmissionPlanner:
     """Plans one admission against the holdings of one moment."""
 
@@ -114,7 +119,8 @@ class AdmissionPlanner:
         if capture_at is not None and not position < capture_at < request.prompt_tokens:
             capture_at = None
         if resume is not None and displacement is not None and capture_at is not None:
-            displacement = self._leave_fork(resume, lane.require_sequence(), displacement)
+            displaced = lane.require_sequence()
+            displacement = self._leave_fork(request, resume, displaced, displacement)
         return AdmissionPlan(
             request=request,
             lane=lane.lane_id,
@@ -221,16 +227,19 @@ class AdmissionPlanner:
         return own if len(own) >= quota.entries else None
 
     def _leave_fork(
-        self, resume: Resume, displaced: Sequence, displacement: Displacement
+        self,
+        request: Request,
+        resume: Resume,
+        displaced: Sequence,
+        displacement: Displacement,
     ) -> Displacement:
-        """Leave a fork in its entry when another branch goes on from it.
+        """Leave a fork in its entry when a branch from it is sent again with another end.
 
-        That proves the fork, and speaks against the earlier branches: a prompt whose end changes
-        each time it is sent would otherwise push out the only state that serves it, by one dead
-        branch after the other.
+        A prompt whose end changes each time it is sent would otherwise push out the only state that
+        serves it, by one dead branch after the other.
         """
         fork = resume.sequence
-        if displacement.fate is not Fate.EXCHANGE or not self._speaks_against(displaced, fork):
+        if displacement.fate is not Fate.EXCHANGE or not self._rewords(request, displaced, fork):
             return displacement
         if not self._rules.policy.evicts_for_detach or displaced.is_pinned(self._now_s):
             return displacement
@@ -246,13 +255,19 @@ class AdmissionPlanner:
         }
         return self._replace(displaced, others, must_keep=False)
 
-    def _speaks_against(self, branch: Sequence, fork: Sequence) -> bool:
-        """Whether another branch from ``fork`` speaks against ``branch``, which went on from it.
+    def _rewords(self, request: Request, branch: Sequence, fork: Sequence) -> bool:
+        """Whether the request says again, with another end, what ``branch`` went on from with.
 
-        Not against one that went on twice: it is the session, and the fork an old state of it.
+        Then nobody will come back to the branch. Two branches that only begin at the same place may
+        both go on. One that went on twice is the session, and the fork an old state of it.
         """
-        is_fork = fork.superseded_by is not None and not self._order.is_superseded(fork)
-        return is_fork and branch.family == fork.family
+        if fork.superseded_by is None or branch.family != fork.family:
+            return False
+        if self._order.is_superseded(fork):
+            return False
+        # All branches repeat the fork's answer, if in other tokens; it ends about at the frontier.
+        known = max(fork.frontier, request.prompt.common_prefix(fork.ledger))
+        return request.prompt.common_prefix(branch.ledger) - known >= REWORDED_TOKENS
 
     def _choose_fork(
         self,
@@ -293,8 +308,7 @@ class AdmissionPlanner:
             and (self._order.is_superseded(one) or one.family == origin.family)
             and (
                 self._order.worth(one) < self._order.worth(origin)
-                # Another branch goes on from the fork, which speaks against the earlier ones.
-                or (capture_at is not None and self._speaks_against(one, origin))
+                or (capture_at is not None and self._rewords(request, one, origin))
             )
             and (one.tenant == origin.tenant or not is_at_quota)
         }
