@@ -67,7 +67,7 @@ def next_step(
 ) -> Step:
     """Return the next step. ``waited_s`` is how long an engine was waited for already."""
     rollout = profile.spec.rollout
-    if False:
+    if rollout.paused:
         return _paused(fleet)
     settings = _ensure_settings(profile, fleet, document)
     if not fleet.is_template_current:
