@@ -131,9 +131,6 @@ def _patch_template(
 
 
 def _replace_next(fleet: Fleet, waited_s: float) -> Step:
-    leaving = tuple(pod.name for pod in fleet.pods if pod.is_terminating)
-    if leaving:
-        return Step(waiting=_not_ready(leaving))
     if fleet.spec.rollout.strategy == "OnDelete" and not fleet.stranded:
         names = tuple(pod.name for pod in fleet.stale)
         message = "rollout.strategy is OnDelete: a pod takes the change when it is deleted"

@@ -43,6 +43,7 @@ class SimulatedPod:
     loading_ticks: int = LOADING_TICKS
     busy_ticks: int = 0
     is_draining: bool = False
+    is_ready: bool = False
     is_silent: bool = False
     terminating_ticks: int | None = None
 
@@ -90,6 +91,9 @@ class SimulatedCluster:
                 del self.pods[pod.ordinal]
             elif pod.terminating_ticks is not None:
                 pod.terminating_ticks -= 1
+        for pod in self.pods.values():
+            # Found out by a probe, and so always a little late.
+            pod.is_ready = pod.is_up and not pod.is_draining
         for ordinal in range(self.replicas):
             if ordinal not in self.pods:
                 self._create(ordinal)
@@ -156,7 +160,7 @@ class SimulatedCluster:
                     ordinal=sim.ordinal,
                     settings_hash=sim.settings_hash,
                     config_map=mounted,
-                    is_ready=sim.is_up and not sim.is_draining,
+                    is_ready=sim.is_ready,
                     is_terminating=sim.terminating_ticks is not None,
                     engine=engine,
                     failure="CrashLoopBackOff" if sim.is_broken else None,
@@ -164,12 +168,17 @@ class SimulatedCluster:
             )
         return Observed(target, tuple(pods), frozenset(self.config_maps), self.others)
 
-    def reconcile(self) -> Plan:
-        """Observe, plan, execute and write the status: one pass of the operator."""
+    def reconcile(self, arrival: int | None = None) -> Plan:
+        """Observe, plan, execute and write the status: one pass of the operator.
+
+        With ``arrival``, a request comes to that pod between the look at it and the execution.
+        """
         self.specs[hash_of(self.profile)] = self.profile.spec
         planned = plan(self.profile, self.observe(), NOW_S + self.ticks * TICK_S)
         touching = [a for a in planned.actions if isinstance(a, DrainPod | DeletePod)]
         assert len(touching) <= 1, "more than one pod in one pass"
+        if arrival is not None and arrival in self.pods and self.pods[arrival].serves:
+            self.pods[arrival].busy_ticks = 2
         if planned.actions:
             self._require_permission()
         for action in planned.actions:
@@ -193,9 +202,7 @@ class SimulatedCluster:
                 self.template_hash = settings_hash
                 self.generation += 1
             case DrainPod(uid=uid):
-                pod = self._require_replaceable(uid)
-                assert pod.busy_ticks == 0, "a busy engine was drained"
-                pod.is_draining = True
+                self._require_replaceable(uid).is_draining = True
             case DeletePod(uid=uid):
                 pod = self._require_replaceable(uid)
                 rollout = self.profile.spec.rollout

@@ -342,6 +342,11 @@ def test_engine_that_was_drained_before_a_revert_is_restarted() -> None:
     assert kinds(plan(OLD, observe(OLD, drained(0, OLD)), NOW_S)) == [DeletePod]
 
 
+def test_draining_engine_does_not_count_as_ready_before_its_probe_fails() -> None:
+    planned = plan(NEW, observe(NEW, drained(0, NEW)), NOW_S)
+    assert statuses(planned.status)["Ready"] == ("False", "PodsNotReady")
+
+
 def test_failing_pod_stops_the_roll_and_is_told() -> None:
     failing = make_pod(1, NEW, is_ready=False, engine=None, failure="CrashLoopBackOff")
     planned = plan(NEW, observe(NEW, make_pod(0, OLD), failing), NOW_S)
