@@ -43,7 +43,8 @@ class EngineState:
 class Pod:
     """One pod of the target.
 
-    ``engine`` is None when the engine does not answer, ``failure`` names what keeps the container
+    ``is_started`` says that its container runs and has passed its startup probe. ``engine`` is None
+    when the engine does not answer, ``failure`` names what keeps the container
     from running (as ``CrashLoopBackOff``), and ``config_map`` what the pod has mounted.
     """
 
@@ -52,6 +53,7 @@ class Pod:
     ordinal: int
     settings_hash: str | None
     config_map: str | None
+    is_started: bool
     is_ready: bool
     is_terminating: bool
     engine: EngineState | None
@@ -64,8 +66,11 @@ class Pod:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it serves nobody: neither ready nor answering."""
-        return not self.is_ready and self.engine is None
+        """Whether it certainly serves nobody.
+
+        One that is not ready and does not answer is not dead: it may drain, and finish a request.
+        """
+        return not self.is_started and self.engine is None
 
     @property
     def is_busy(self) -> bool:

@@ -35,9 +35,7 @@ ProgressReason = Literal["TemplateNotSeen", "PodsNotReady", "Draining"]
 DeferralReason = Literal[
     "Busy", "IdleTimeout", "EngineUnreachable", "FitUnknown", "Paused", "Canary", "OnDelete"
 ]
-BOUNDED_REASONS: frozenset[str] = frozenset(
-    {"Busy", "IdleTimeout", "EngineUnreachable", "FitUnknown"}
-)
+BOUNDED_REASONS: frozenset[str] = frozenset({"Busy", "IdleTimeout", "EngineUnreachable"})
 """What ``force`` passes by after ``idleTimeoutSeconds``."""
 
 
@@ -115,7 +113,7 @@ def _patch_template(
     if profile.spec.rollout.strategy == "RollingUpdate":
         pod = _next_pod(fleet)
         if pod is not None:
-            if (doubt := _doubt_about_fit(fleet, waited_s)) is not None:
+            if (doubt := _doubt_about_fit(fleet)) is not None:
                 return Step(waiting=doubt)
             passage = _gate(fleet, pod, waited_s)
             if isinstance(passage, Waiting):
@@ -141,7 +139,7 @@ def _replace_next(fleet: Fleet, waited_s: float) -> Step:
     others = tuple(name for name in fleet.absent if name != pod.name)
     if pod.is_available and others:
         return Step(waiting=_not_ready(others))
-    if (doubt := _doubt_about_fit(fleet, waited_s)) is not None:
+    if (doubt := _doubt_about_fit(fleet)) is not None:
         return Step(waiting=doubt)
     passage = _gate(fleet, pod, waited_s)
     match passage:
@@ -175,7 +173,7 @@ def _gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
     if _is_forced(fleet, waited_s):
         return "delete"
     if pod.engine is None:
-        message = f"{pod.name} is ready, but its engine does not say whether it is idle"
+        message = f"{pod.name} has started, but its engine does not say whether it is idle"
         return Waiting("EngineUnreachable", message, (pod.name,))
     if not pod.is_busy:
         return "delete" if pod.is_draining else "drain"
@@ -201,10 +199,10 @@ def _is_forced(fleet: Fleet, waited_s: float) -> bool:
     return rollout.force and waited_s >= rollout.idle_timeout_seconds
 
 
-def _doubt_about_fit(fleet: Fleet, waited_s: float) -> Waiting | None:
-    """Where an engine serves, one has to have said that the profile fits."""
+def _doubt_about_fit(fleet: Fleet) -> Waiting | None:
+    """Where an engine serves, one has to have said that the profile fits, forced or not."""
     serving = tuple(pod.name for pod in fleet.pods if pod.is_available)
-    if not serving or not fleet.stale or _is_forced(fleet, waited_s):
+    if not serving or not fleet.stale:
         return None
     if any(pod.engine is not None and pod.engine.fit is not None for pod in fleet.pods):
         return None

@@ -77,6 +77,7 @@ def make_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
         ordinal=ordinal,
         settings_hash=hash_of(served),
         config_map=config_map_name(TARGET, hash_of(served)),
+        is_started=True,
         is_ready=True,
         is_terminating=False,
         engine=make_engine(served),
@@ -86,6 +87,12 @@ def make_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
 
 def busy_pod(ordinal: int, served: KVRegistryProfile) -> Pod:
     return make_pod(ordinal, served, engine=make_engine(served, running=1))
+
+
+def unstarted_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
+    """Make a pod whose engine loads, or crashes."""
+    down: dict[str, Any] = {"is_started": False, "is_ready": False, "engine": None}
+    return make_pod(ordinal, served, **down, **changes)
 
 
 def make_target(served: KVRegistryProfile | None, replicas: int, **changes: Any) -> Target:

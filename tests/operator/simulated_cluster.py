@@ -43,7 +43,6 @@ class SimulatedPod:
     loading_ticks: int = LOADING_TICKS
     busy_ticks: int = 0
     is_draining: bool = False
-    is_ready: bool = False
     is_silent: bool = False
     terminating_ticks: int | None = None
 
@@ -91,9 +90,6 @@ class SimulatedCluster:
                 del self.pods[pod.ordinal]
             elif pod.terminating_ticks is not None:
                 pod.terminating_ticks -= 1
-        for pod in self.pods.values():
-            # Found out by a probe, and so always a little late.
-            pod.is_ready = pod.is_up and not pod.is_draining
         for ordinal in range(self.replicas):
             if ordinal not in self.pods:
                 self._create(ordinal)
@@ -160,7 +156,8 @@ class SimulatedCluster:
                     ordinal=sim.ordinal,
                     settings_hash=sim.settings_hash,
                     config_map=mounted,
-                    is_ready=sim.is_ready,
+                    is_started=sim.is_up,
+                    is_ready=sim.is_up and not sim.is_draining,
                     is_terminating=sim.terminating_ticks is not None,
                     engine=engine,
                     failure="CrashLoopBackOff" if sim.is_broken else None,

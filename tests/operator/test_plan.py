@@ -18,6 +18,7 @@ from tests.operator.objects import (
     make_target,
     observe,
     statuses,
+    unstarted_pod,
 )
 
 from kvreg_operator.actions import (
@@ -127,7 +128,7 @@ def test_highest_number_goes_first_among_equals() -> None:
 
 
 def test_next_pod_waits_until_the_replaced_one_is_ready() -> None:
-    loading = make_pod(1, NEW, is_ready=False, engine=None)
+    loading = unstarted_pod(1, NEW)
     planned = plan(NEW, observe(NEW, make_pod(0, OLD), loading), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
@@ -140,10 +141,17 @@ def test_next_pod_waits_until_the_replaced_one_exists() -> None:
 
 
 def test_dead_pod_is_replaced_although_another_is_not_ready() -> None:
-    dead = make_pod(0, OLD, is_ready=False, engine=None)
-    loading = make_pod(1, NEW, is_ready=False, engine=None)
+    dead = unstarted_pod(0, OLD)
+    loading = unstarted_pod(1, NEW)
     planned = plan(NEW, observe(NEW, dead, loading), NOW_S)
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
+
+
+def test_started_pod_that_is_neither_ready_nor_answers_may_finish_a_request() -> None:
+    silent = make_pod(0, OLD, is_ready=False, engine=None)
+    planned = plan(NEW, observe(NEW, silent), NOW_S)
+    assert planned.actions == ()
+    assert statuses(planned.status)["RolloutDeferred"] == ("True", "EngineUnreachable")
 
 
 def test_pods_beyond_the_replicas_are_left_alone() -> None:
@@ -221,6 +229,17 @@ def test_without_an_answer_about_the_fit_nothing_is_touched() -> None:
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
 
 
+def test_force_does_not_stand_in_for_an_answer_about_the_fit() -> None:
+    profile = asked(rollout={"force": True, "idleTimeoutSeconds": 0})
+    assert late(profile, observe(profile, make_pod(0, OLD, engine=None))).actions == ()
+
+
+def test_force_passes_by_an_engine_that_does_not_answer_once_another_says_it_fits() -> None:
+    profile = asked(rollout={"force": True})
+    silent = make_pod(1, OLD, engine=None)
+    assert kinds(late(profile, observe(profile, make_pod(0, profile), silent))) == [DeletePod]
+
+
 def test_profile_that_does_not_fit_is_refused_untouched() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=TOO_LARGE))
     planned = plan(NEW, observe(OLD, pod), NOW_S)
@@ -236,7 +255,7 @@ def test_refusal_says_by_how_much() -> None:
 
 
 def test_where_no_engine_serves_a_roll_goes_on_without_an_answer_about_the_fit() -> None:
-    dead = make_pod(0, OLD, is_ready=False, engine=None, failure="CrashLoopBackOff")
+    dead = unstarted_pod(0, OLD, failure="CrashLoopBackOff")
     assert kinds(plan(NEW, observe(NEW, dead), NOW_S)) == [DeletePod]
 
 
@@ -333,7 +352,7 @@ def test_reverted_roll_touches_only_the_pods_that_had_changed() -> None:
 
 
 def test_failing_pod_of_a_reverted_roll_is_deleted_at_once() -> None:
-    failing = make_pod(1, NEW, is_ready=False, engine=None, failure="CrashLoopBackOff")
+    failing = unstarted_pod(1, NEW, failure="CrashLoopBackOff")
     planned = plan(OLD, observe(OLD, busy_pod(0, OLD), failing), NOW_S)
     assert planned.actions == (DeletePod(f"{TARGET}-1", "uid-1"),)
 
@@ -348,14 +367,14 @@ def test_draining_engine_does_not_count_as_ready_before_its_probe_fails() -> Non
 
 
 def test_failing_pod_stops_the_roll_and_is_told() -> None:
-    failing = make_pod(1, NEW, is_ready=False, engine=None, failure="CrashLoopBackOff")
+    failing = unstarted_pod(1, NEW, failure="CrashLoopBackOff")
     planned = plan(NEW, observe(NEW, make_pod(0, OLD), failing), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Degraded"] == ("True", "PodFailing")
 
 
 def test_pods_that_never_get_ready_are_not_ready() -> None:
-    loading = make_pod(0, NEW, is_ready=False, engine=None)
+    loading = unstarted_pod(0, NEW)
     planned = plan(NEW, observe(NEW, loading), NOW_S)
     assert statuses(planned.status)["Ready"] == ("False", "PodsNotReady")
 
