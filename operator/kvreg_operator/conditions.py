@@ -102,7 +102,8 @@ def _ready(fleet: Fleet) -> Finding:
     stale = [pod.name for pod in fleet.pods if not fleet.is_current(pod)]
     if stale or not fleet.is_template_current:
         where = ", ".join(stale) or "the pod template"
-        return Finding("Ready", "False", "NotServed", f"something else is in {where}")
+        message = f"not made from the profile and the present template: {where}"
+        return Finding("Ready", "False", "NotServed", message)
     if fleet.absent:
         return Finding("Ready", "False", "PodsNotReady", f"not ready: {', '.join(fleet.absent)}")
     silent = [pod.name for pod in fleet.pods if pod.engine is None]

@@ -37,7 +37,15 @@ class Fleet:
         )
 
     def is_current(self, pod: Pod) -> bool:
-        """Whether a pod was created from what is wanted."""
+        """Whether a pod was made from what is wanted.
+
+        That includes what others changed in the template, as another image: the operator took
+        the replacing of pods over, so nobody else would bring it to them.
+        """
+        return self.has_settings(pod) and pod.revision == self.target.update_revision
+
+    def has_settings(self, pod: Pod) -> bool:
+        """Whether a pod runs the settings of the profile, whatever else its template was."""
         return pod.settings_hash == self.desired_hash and pod.config_map == self.desired_config_map
 
     @property

@@ -44,13 +44,15 @@ class Pod:
     """One pod of the target.
 
     ``is_started`` says that its container runs and has passed its startup probe. ``engine`` is None
-    when the engine does not answer, ``failure`` names what keeps the container
-    from running (as ``CrashLoopBackOff``), and ``config_map`` what the pod has mounted.
+    when the engine does not answer, ``failure`` names what keeps the container from running (as
+    ``CrashLoopBackOff``), and ``config_map`` what the pod has mounted. ``revision`` is the
+    controller's name for the template that the pod was made from.
     """
 
     name: str
     uid: str
     ordinal: int
+    revision: str | None
     settings_hash: str | None
     config_map: str | None
     is_started: bool
@@ -87,8 +89,9 @@ class Pod:
 class Target:
     """The StatefulSet.
 
-    ``settings_hash`` and ``config_map`` are those of its pod template. Its controller has seen the
-    template once ``observed_generation`` reaches ``generation``.
+    ``settings_hash`` and ``config_map`` are those of its pod template, and ``update_revision`` the
+    controller's name for it. The controller has seen the template once ``observed_generation``
+    reaches ``generation``.
     """
 
     uid: str
@@ -97,6 +100,7 @@ class Target:
     replicas: int
     strategy: UpdateStrategy
     containers: tuple[str, ...]
+    update_revision: str | None
     settings_hash: str | None
     config_map: str | None
 

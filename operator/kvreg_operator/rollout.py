@@ -109,8 +109,12 @@ def _ensure_strategy(fleet: Fleet) -> tuple[Action, ...]:
 def _patch_template(
     profile: KVRegistryProfile, fleet: Fleet, settings: tuple[Action, ...], waited_s: float
 ) -> Step:
-    """Patch once the first pod could be replaced; a busy target is not touched at all."""
-    if profile.spec.rollout.strategy == "RollingUpdate":
+    """Patch once the first pod could be replaced; a busy target is not touched at all.
+
+    A template that lost the settings which all pods still run is restored at once.
+    """
+    is_change = not all(fleet.has_settings(pod) for pod in fleet.stale)
+    if profile.spec.rollout.strategy == "RollingUpdate" and is_change:
         pod = _next_pod(fleet)
         if pod is not None:
             if (doubt := _doubt_about_fit(fleet)) is not None:

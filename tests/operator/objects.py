@@ -75,6 +75,7 @@ def make_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
         name=f"{TARGET}-{ordinal}",
         uid=f"uid-{ordinal}",
         ordinal=ordinal,
+        revision=hash_of(served),
         settings_hash=hash_of(served),
         config_map=config_map_name(TARGET, hash_of(served)),
         is_started=True,
@@ -104,6 +105,7 @@ def make_target(served: KVRegistryProfile | None, replicas: int, **changes: Any)
         replicas=replicas,
         strategy="OnDelete",
         containers=("engine",),
+        update_revision=None if served is None else hash_of(served),
         settings_hash=None if served is None else hash_of(served),
         config_map=None if served is None else config_map_name(TARGET, hash_of(served)),
     )

@@ -37,6 +37,7 @@ class SimulatedPod:
 
     uid: str
     ordinal: int
+    revision: str
     settings_hash: str | None
     served: ProfileSpec
     is_broken: bool
@@ -63,9 +64,11 @@ class SimulatedCluster:
     replicas: int
     strategy: UpdateStrategy = "RollingUpdate"
     template_hash: str | None = None
+    image: str = "image-1"
     generation: int = 1
     observed_generation: int = 1
     seen_hash: str | None = None
+    seen_image: str = "image-1"
     config_maps: set[str] = field(default_factory=set)
     specs: dict[str, ProfileSpec] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
@@ -78,11 +81,16 @@ class SimulatedCluster:
     def __post_init__(self) -> None:
         self.bare_spec = self.profile.spec
 
+    @property
+    def seen_revision(self) -> str:
+        return f"{self.seen_image}-{self.seen_hash}"
+
     # What happens by itself.
 
     def tick(self) -> None:
         self.ticks += 1
-        self.observed_generation, self.seen_hash = self.generation, self.template_hash
+        self.observed_generation = self.generation
+        self.seen_hash, self.seen_image = self.template_hash, self.image
         for pod in list(self.pods.values()):
             pod.loading_ticks = max(0, pod.loading_ticks - 1)
             pod.busy_ticks = max(0, pod.busy_ticks - 1)
@@ -104,6 +112,7 @@ class SimulatedCluster:
         self.pods[ordinal] = SimulatedPod(
             uid=f"uid-{self.pods_made}",
             ordinal=ordinal,
+            revision=self.seen_revision,
             settings_hash=self.seen_hash,
             served=served,
             is_broken=self.seen_hash in self.broken
@@ -132,6 +141,7 @@ class SimulatedCluster:
             replicas=self.replicas,
             strategy=self.strategy,
             containers=("engine",),
+            update_revision=self.seen_revision,
             settings_hash=template,
             config_map=None if template is None else config_map_name(TARGET, template),
         )
@@ -154,6 +164,7 @@ class SimulatedCluster:
                     name=f"{TARGET}-{sim.ordinal}",
                     uid=sim.uid,
                     ordinal=sim.ordinal,
+                    revision=sim.revision,
                     settings_hash=sim.settings_hash,
                     config_map=mounted,
                     is_started=sim.is_up,

@@ -20,6 +20,9 @@ from kvreg_operator.profile import Canary, Rollout
 MAX_PASSES = 120
 MAX_REPLICAS = 4
 
+# The same examples in every run. ``max_examples`` in the thousands is for after a change of plan.
+SEARCH = settings(deadline=None, derandomize=True, database=None)
+
 Happening = Callable[[SimulatedCluster], object]
 
 
@@ -82,6 +85,11 @@ def replace_target_by_hand(cluster: SimulatedCluster) -> None:
     cluster.generation += 1
 
 
+def upgrade_image(cluster: SimulatedCluster) -> None:
+    cluster.image = "image-2"
+    cluster.generation += 1
+
+
 def add_elder_profile(cluster: SimulatedCluster) -> None:
     cluster.others = (make_profile("elder", created_s=NOW_S - 7200),)
 
@@ -114,6 +122,7 @@ HAPPENINGS = st.one_of(
         [
             break_settings,
             replace_target_by_hand,
+            upgrade_image,
             add_elder_profile,
             remove_other_profiles,
             SimulatedCluster.forget_status,
@@ -166,7 +175,7 @@ def make_servable(cluster: SimulatedCluster) -> None:
     cluster.others = ()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(SEARCH, max_examples=300)
 @given(replicas=st.integers(1, MAX_REPLICAS), history=HISTORIES)
 def test_any_history_converges_to_the_profile(replicas: int, history: History) -> None:
     cluster = new_cluster(replicas)
@@ -177,10 +186,11 @@ def test_any_history_converges_to_the_profile(replicas: int, history: History) -
     assert statuses(cluster.profile.status)["Ready"] == ("True", "Served")
     assert [pod.settings_hash for pod in cluster.pods.values()] == [desired] * cluster.replicas
     assert cluster.template_hash == desired
+    assert {pod.revision for pod in cluster.pods.values()} == {f"{cluster.image}-{desired}"}
     assert len(cluster.config_maps) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(SEARCH, max_examples=200)
 @given(replicas=st.integers(1, MAX_REPLICAS), history=HISTORIES)
 def test_planning_again_with_nothing_done_says_nothing_new(replicas: int, history: History) -> None:
     cluster = new_cluster(replicas)
@@ -195,7 +205,7 @@ def test_planning_again_with_nothing_done_says_nothing_new(replicas: int, histor
     assert plan(written, observed, now_s) == Plan((), first.status, ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(SEARCH, max_examples=200)
 @given(replicas=st.integers(1, MAX_REPLICAS), history=HISTORIES)
 def test_held_profile_touches_nothing(replicas: int, history: History) -> None:
     cluster = new_cluster(replicas)
@@ -204,7 +214,7 @@ def test_held_profile_touches_nothing(replicas: int, history: History) -> None:
     assert plan(cluster.profile, cluster.observe(), NOW_S).actions == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(SEARCH, max_examples=100)
 @given(replicas=st.integers(1, MAX_REPLICAS), num_passes=st.integers(0, 40))
 def test_roll_that_is_reverted_at_any_step_ends_where_it_began(
     replicas: int, num_passes: int
@@ -252,3 +262,12 @@ def test_roll_of_every_pod_replaces_each_once() -> None:
     cluster.edit(registry_entries=3)
     settle(cluster)
     assert cluster.pods_made == made + 4
+
+
+def test_new_image_reaches_every_pod_once() -> None:
+    cluster = new_cluster(3)
+    settle(cluster)
+    made = cluster.pods_made
+    upgrade_image(cluster)
+    settle(cluster)
+    assert cluster.pods_made == made + 3

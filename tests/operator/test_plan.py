@@ -322,6 +322,13 @@ def test_on_delete_strategy_leaves_pods_to_people() -> None:
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "OnDelete")
 
 
+def test_template_that_others_changed_reaches_the_pods() -> None:
+    observed = observe(NEW, make_pod(0, NEW), target=make_target(NEW, 1, update_revision="image-2"))
+    planned = plan(NEW, observed, NOW_S)
+    assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
+    assert statuses(planned.status)["Ready"] == ("False", "NotServed")
+
+
 def test_canary_takes_the_last_pods() -> None:
     profile = asked(canary={"pods": 1})
     pods = [busy_pod(2, OLD), make_pod(0, OLD), make_pod(1, OLD)]
@@ -391,8 +398,8 @@ def test_silent_engines_leave_ready_unknown() -> None:
     assert statuses(planned.status)["Ready"] == ("Unknown", "EngineUnreachable")
 
 
-def test_template_that_was_replaced_by_hand_is_restored() -> None:
-    observed = observe(None, make_pod(0, NEW))
+def test_template_that_was_replaced_by_hand_is_restored_under_busy_engines() -> None:
+    observed = observe(None, busy_pod(0, NEW))
     assert kinds(plan(NEW, observed, NOW_S)) == [PatchTemplate]
 
 
