@@ -1,0 +1,186 @@
+"""Objects of the API server become what was observed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.operator.objects import TARGET, make_engine, make_profile
+
+from kvreg_operator.observed import Observed, Pod
+from kvreg_operator.profile import KVRegistryProfile
+from kvreg_operator.reading import read_observed, read_pod, read_target
+from kvreg_operator.rendering import build_template_patch
+
+PROFILE = make_profile()
+TEMPLATE = build_template_patch(
+    namespace="serving", target=PROFILE.spec.target_ref, settings_hash="abc"
+)["spec"]["template"]
+RUNNING = {"name": "engine", "started": True, "state": {"running": {"startedAt": "now"}}}
+
+
+def stateful_set(**spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": TARGET, "uid": "uid-of-target", "generation": 3},
+        "spec": {"template": TEMPLATE, **spec},
+        "status": {"observedGeneration": 2, "updateRevision": "chat-7c9"},
+    }
+
+
+def pod(
+    name: str = "chat-1",
+    *,
+    owner: str = "uid-of-target",
+    state: dict[str, Any] | None = None,
+    **metadata: Any,
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-of-{name}",
+            "labels": {"controller-revision-hash": "chat-7c9"},
+            "ownerReferences": [{"uid": owner, "controller": True}],
+            **TEMPLATE["metadata"],
+            **metadata,
+        },
+        "spec": TEMPLATE["spec"],
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [RUNNING if state is None else {"name": "engine", **state}],
+        },
+    }
+
+
+def read(**changes: Any) -> Observed:
+    parts: dict[str, Any] = {
+        "target": stateful_set(),
+        "pods": [],
+        "config_maps": [],
+        "engines": {},
+        "others": [],
+    }
+    return read_observed(PROFILE, **{**parts, **changes})
+
+
+def rival(**metadata: Any) -> KVRegistryProfile:
+    other = make_profile("other")
+    return other.model_copy(update={"metadata": other.metadata.model_copy(update=metadata)})
+
+
+def test_template_that_the_operator_wrote_is_recognised() -> None:
+    target = read_target(stateful_set())
+    assert (target.settings_hash, target.config_map) == ("abc", "chat-profile-abc")
+
+
+def test_generations_and_revision_are_read() -> None:
+    target = read_target(stateful_set())
+    assert (target.generation, target.observed_generation) == (3, 2)
+    assert target.update_revision == "chat-7c9"
+
+
+def test_defaults_of_a_stateful_set_are_kubernetes_own() -> None:
+    target = read_target(stateful_set())
+    assert (target.replicas, target.strategy) == (1, "RollingUpdate")
+
+
+def test_no_replicas_are_none() -> None:
+    assert read_target(stateful_set(replicas=0)).replicas == 0
+
+
+def test_strategy_is_read() -> None:
+    assert read_target(stateful_set(updateStrategy={"type": "OnDelete"})).strategy == "OnDelete"
+
+
+def test_template_that_nobody_has_touched_has_no_hash() -> None:
+    bare = {"metadata": {}, "spec": {"containers": [{"name": "engine"}]}}
+    target = read_target(stateful_set(template=bare))
+    assert (target.settings_hash, target.config_map) == (None, None)
+
+
+def test_running_pod_is_read() -> None:
+    engine = make_engine(PROFILE)
+    assert read_pod(pod(), "engine", engine) == Pod(
+        name="chat-1",
+        uid="uid-of-chat-1",
+        ordinal=1,
+        revision="chat-7c9",
+        settings_hash="abc",
+        config_map="chat-profile-abc",
+        is_started=True,
+        is_ready=True,
+        is_terminating=False,
+        engine=engine,
+        failure=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"started": False, "state": {"running": {}}},
+        {"started": True, "state": {"terminated": {"exitCode": 1}}},
+        {"state": {"waiting": {"reason": "ContainerCreating"}}},
+    ],
+    ids=["before its probe", "ended", "being made"],
+)
+def test_container_that_does_not_run_has_not_started(state: dict[str, Any]) -> None:
+    assert not read_pod(pod(state=state), "engine", None).is_started
+
+
+def test_new_pod_without_a_status_has_not_started() -> None:
+    manifest = {key: value for key, value in pod().items() if key != "status"}
+    found = read_pod(manifest, "engine", None)
+    assert (found.is_started, found.is_ready, found.failure) == (False, False, None)
+
+
+def test_crash_loop_is_a_failure() -> None:
+    state = {"started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    assert read_pod(pod(state=state), "engine", None).failure == "CrashLoopBackOff"
+
+
+def test_ordinary_start_is_no_failure() -> None:
+    state = {"started": False, "state": {"waiting": {"reason": "ContainerCreating"}}}
+    assert read_pod(pod(state=state), "engine", None).failure is None
+
+
+def test_pod_that_is_being_deleted_is_terminating() -> None:
+    manifest = pod(deletionTimestamp="2026-11-30T00:00:00Z")
+    assert read_pod(manifest, "engine", None).is_terminating
+
+
+def test_pods_of_others_are_left_out() -> None:
+    observed = read(pods=[pod("chat-0"), pod("chat-1", owner="uid-of-another")])
+    assert [found.name for found in observed.pods] == ["chat-0"]
+
+
+def test_answers_of_engines_go_to_their_pods() -> None:
+    engine = make_engine(PROFILE)
+    observed = read(pods=[pod("chat-0"), pod("chat-1")], engines={"uid-of-chat-1": engine})
+    assert [found.engine for found in observed.pods] == [None, engine]
+
+
+def test_other_profile_of_the_target_is_seen() -> None:
+    assert read(others=[rival()]).others == (rival(),)
+
+
+def test_profile_is_not_its_own_rival() -> None:
+    assert read(others=[PROFILE]).others == ()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"namespace": "elsewhere"}, {"deletion_timestamp": datetime(2026, 11, 30, tzinfo=UTC)}],
+    ids=["of another namespace", "being deleted"],
+)
+def test_profile_without_a_claim_is_no_rival(metadata: dict[str, Any]) -> None:
+    assert read(others=[rival(**metadata)]).others == ()
+
+
+def test_profile_of_another_target_is_no_rival() -> None:
+    assert read(others=[make_profile("other", targetRef={"name": "embed"})]).others == ()
+
+
+def test_missing_target_still_shows_rivals() -> None:
+    observed = read(target=None, others=[rival()])
+    assert observed == Observed(target=None, others=(rival(),))
