@@ -71,7 +71,7 @@ class Fleet:
         """Names of pods that should be there and are not."""
         present = {pod.ordinal for pod in self.pods}
         name = self.spec.target_ref.name
-        return tuple(f"{name}-{k}" for k in range(self.target.replicas) if k not in present)
+        return tuple(f"{name}-{k}" for k in self.target.ordinals if k not in present)
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Fleet:
     def is_in_canary(self, pod: Pod) -> bool:
         """Whether the roll may touch this pod: any, or the last ones while there is a canary."""
         canary = self.spec.canary
-        return canary is None or pod.ordinal >= self.target.replicas - canary.pods
+        return canary is None or pod.ordinal >= self.target.ordinals.stop - canary.pods
 
     @property
     def unused_config_maps(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def build_fleet(spec: ProfileSpec, observed: Observed, target: Target, desired_h
     return Fleet(
         spec=spec,
         target=target,
-        pods=tuple(pod for pod in pods if pod.ordinal < target.replicas),
+        pods=tuple(pod for pod in pods if pod.ordinal in target.ordinals),
         config_maps=observed.config_maps,
         mounted=frozenset(pod.config_map for pod in pods if pod.config_map is not None),
         desired_hash=desired_hash,

@@ -103,6 +103,12 @@ class Target:
     update_revision: str | None
     settings_hash: str | None
     config_map: str | None
+    first_ordinal: int = 0
+
+    @property
+    def ordinals(self) -> range:
+        """The numbers of the pods that should be there."""
+        return range(self.first_ordinal, self.first_ordinal + self.replicas)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def read_target(manifest: Manifest) -> Target:
         update_revision=status.get("updateRevision"),
         settings_hash=_settings_hash(template.get("metadata", {})),
         config_map=_mounted_config_map(template["spec"]),
+        first_ordinal=spec.get("ordinals", {}).get("start", 0),
     )
 
 

@@ -154,6 +154,12 @@ def test_started_pod_that_is_neither_ready_nor_answers_may_finish_a_request() ->
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "EngineUnreachable")
 
 
+def test_pods_that_are_numbered_from_one_are_all_rolled() -> None:
+    pods = (make_pod(1, NEW), make_pod(2, OLD))
+    observed = observe(NEW, *pods, target=make_target(NEW, 2, first_ordinal=1))
+    assert plan(NEW, observed, NOW_S).actions == (DrainPod(f"{TARGET}-2", "uid-2"),)
+
+
 def test_pods_beyond_the_replicas_are_left_alone() -> None:
     observed = observe(NEW, make_pod(0, NEW), make_pod(1, OLD), target=make_target(NEW, 1))
     assert plan(NEW, observed, NOW_S).actions == ()

@@ -88,6 +88,10 @@ def test_no_replicas_are_none() -> None:
     assert read_target(stateful_set(replicas=0)).replicas == 0
 
 
+def test_pods_are_numbered_from_where_the_stateful_set_says() -> None:
+    assert read_target(stateful_set(replicas=2, ordinals={"start": 5})).ordinals == range(5, 7)
+
+
 def test_strategy_is_read() -> None:
     assert read_target(stateful_set(updateStrategy={"type": "OnDelete"})).strategy == "OnDelete"
 
