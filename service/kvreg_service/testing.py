@@ -235,9 +235,11 @@ class FakeEngine:
             totals=Totals(requests_by_path={}),
         )
 
-    def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
+    def fit(
+        self, *, lanes: int, entries: int, keep_current: bool, anchors: int | None = None
+    ) -> FitReport:
         """Count one byte per state slot."""
-        required = 2 * lanes + (2 if keep_current else 1) * entries
+        required = 2 * lanes + (2 if keep_current else 1) * entries + (anchors or 0)
         short = max(0, required - self.available_bytes)
         return FitReport(short == 0, required, self.available_bytes, short)
 

@@ -114,3 +114,21 @@ def test_text_does_not_wait_for_the_chunk_of_another_request(make_bench, ids, mo
         return sent
 
     assert bench.within_limit(scenario()) > 0
+
+
+@pytest.mark.parametrize("anchors", [0, 3, 7])
+def test_fitting_counts_the_anchors_that_are_asked_for(make_bench, anchors):
+    engine = make_bench(entries=1).engine
+
+    def required(**profile):
+        return engine.fit(lanes=1, entries=1, keep_current=True, **profile).required_bytes
+
+    slot_bytes = required(anchors=1) - required(anchors=0)
+    assert slot_bytes > 0
+    assert required(anchors=anchors) == required(anchors=0) + anchors * slot_bytes
+
+
+def test_fitting_without_a_word_of_anchors_has_those_of_the_engine(make_bench):
+    engine = make_bench(entries=1, anchors=5).engine
+    asked = {"lanes": 1, "entries": 1, "keep_current": True}
+    assert engine.fit(**asked) == engine.fit(**asked, anchors=5)

@@ -11,7 +11,7 @@ from kvreg_service.api.context import ApiContext
 from kvreg_service.api.openapi import body_schema
 from kvreg_service.api.request_body import RequestBody, read_body, unsupported
 from kvreg_service.engine.interface import FitReport
-from kvreg_service.settings import MAX_ENTRIES, MAX_LANES
+from kvreg_service.settings import MAX_ANCHORS, MAX_ENTRIES, MAX_LANES
 
 
 class FitRequest(RequestBody):
@@ -20,6 +20,8 @@ class FitRequest(RequestBody):
     lanes: int = Field(ge=1, le=MAX_LANES)
     entries: int = Field(ge=0, le=MAX_ENTRIES)
     current_state: Literal["keep", "drop"] = "keep"
+    # Left out: as many as this engine has.
+    anchors: int | None = Field(default=None, ge=0, le=MAX_ANCHORS)
 
     @model_validator(mode="after")
     def _has_something_to_drop(self) -> FitRequest:
@@ -56,7 +58,10 @@ def build_admin_router(context: ApiContext) -> APIRouter:
     async def fit(request: Request) -> FitReport:
         body = await read_body(request, FitRequest, max_bytes=context.max_body_bytes)
         return context.engine.fit(
-            lanes=body.lanes, entries=body.entries, keep_current=body.current_state == "keep"
+            lanes=body.lanes,
+            entries=body.entries,
+            keep_current=body.current_state == "keep",
+            anchors=body.anchors,
         )
 
     return router

@@ -157,7 +157,9 @@ class Engine:
                 tenant=tenant,
             )
 
-    def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
+    def fit(
+        self, *, lanes: int, entries: int, keep_current: bool, anchors: int | None = None
+    ) -> FitReport:
         """Say whether another profile would fit this engine's memory.
 
         Raises:
@@ -169,6 +171,7 @@ class Engine:
                 lanes=lanes,
                 entries=entries,
                 keep_current=keep_current,
+                anchors=self._parts.options.anchors if anchors is None else anchors,
                 max_context_tokens=self._parts.profile.max_context_tokens,
             )
         except ConfigurationError as error:

@@ -342,8 +342,13 @@ class EngineProtocol(Protocol):
         """
         ...
 
-    def fit(self, *, lanes: int, entries: int, keep_current: bool) -> FitReport:
-        """Say whether another profile would fit this engine's memory. Changes nothing."""
+    def fit(
+        self, *, lanes: int, entries: int, keep_current: bool, anchors: int | None = None
+    ) -> FitReport:
+        """Say whether another profile would fit this engine's memory. Changes nothing.
+
+        Without ``anchors`` it has as many as this engine has.
+        """
         ...
 
     def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
