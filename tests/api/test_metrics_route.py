@@ -260,7 +260,8 @@ async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
         registry = (await client.get("/v1/registry")).json()
         if registry["running"] == registry["queued"] == 0:
             return dict(registry)
-        await asyncio.sleep(0)
+        # Without a pause the interpreter might never be given to the engine's thread.
+        await asyncio.sleep(0.002)
 
 
 async def serve_a_mix(
