@@ -221,7 +221,7 @@ class EngineBench:
 
     async def until(self, is_so: Callable[[RegistrySnapshot], bool]) -> None:
         while not is_so(self.engine.snapshot()):  # noqa: ASYNC110 - the engine announces nothing
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
     @staticmethod
     def within_limit(work: Coroutine[Any, Any, Any]) -> Any:

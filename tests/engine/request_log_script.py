@@ -72,7 +72,7 @@ class LoggedEngine:
         before = self.engine.snapshot()
         task = asyncio.create_task(self._ask(said, False))
         while self._num_waiting() == before.running + before.queued:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         return task
 
     def _num_waiting(self) -> int:

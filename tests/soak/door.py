@@ -140,7 +140,7 @@ class EngineDoor:
         """Send a request and leave when it is in a stage."""
         task = asyncio.create_task(self.ask(ask))
         while not task.done() and not self._has_reached(ask.name, stage):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         left: Left = self._stage(ask.name) or "queued"
         task.cancel()
         try:

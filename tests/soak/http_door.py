@@ -67,7 +67,7 @@ class HttpDoor:
         if stage != "decode":
             task = asyncio.create_task(self._ask_streamed(ask))
             while not task.done() and not self._engine.snapshot().running:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             task.cancel()
             try:
                 outcome = await task
