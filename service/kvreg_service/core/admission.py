@@ -11,7 +11,7 @@ from enum import Enum
 from kvreg_service.core.anchors import aligned
 from kvreg_service.core.events import Attach, ReusePath
 from kvreg_service.core.holdings import Holdings
-from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, SequenceId
+from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId
 from kvreg_service.core.lane import Lane
 from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.request import Head, Request
@@ -181,49 +181,41 @@ class AdmissionPlanner:
         empty = self._registry.empty_entries()
         if empty:
             return Displacement(Fate.DETACH, empty[0])
-        others = {
-            one.sequence_id: (entry, one)
-            for entry, one in self._registry
-            if leaving is None or one is not leaving.sequence
-        }
+        others = [
+            one for _, one in self._registry if leaving is None or one is not leaving.sequence
+        ]
         if displaced.tenant not in self._quotas:
             return self._replace(displaced, others, must_keep=is_pinned)
         # Within its quota it has a right to an entry, whatever the others are worth.
-        foreign = {key: at for key, at in others.items() if at[1].tenant != displaced.tenant}
+        foreign = [one for one in others if one.tenant != displaced.tenant]
         return self._replace(displaced, foreign or others, must_keep=True)
 
     def _replace(
-        self,
-        displaced: Sequence,
-        rivals: dict[SequenceId, tuple[EntryId, Sequence]],
-        *,
-        must_keep: bool,
+        self, displaced: Sequence, rivals: list[Sequence], *, must_keep: bool
     ) -> Displacement:
         """Give the displaced sequence the entry of the least valuable rival, if it is worth it."""
         if not self._rules.policy.evicts_for_detach and not must_keep:
             return Displacement(Fate.DROP)
-        victim = self._order.first((one for _, one in rivals.values()), displaced.tenant)
+        victim = self._order.first(rivals, displaced.tenant)
         if victim is None:
             return Displacement(Fate.DROP)
         if must_keep or self._order.rank(victim) < self._order.rank(displaced):
-            return Displacement(Fate.DETACH, rivals[victim.sequence_id][0])
+            return Displacement(Fate.DETACH, self._registry.find_entry(victim))
         return Displacement(Fate.DROP)
 
-    def _rivals(
-        self, newcomer: Sequence, leaving: Resume | None
-    ) -> dict[SequenceId, tuple[EntryId, Sequence]] | None:
-        """Return the only entries a newcomer may compete for; None when it may use any.
+    def _rivals(self, newcomer: Sequence, leaving: Resume | None) -> list[Sequence] | None:
+        """Return the only ones whose entry a newcomer may take; None when it may use any.
 
         A tenant that has as many entries as its quota allows replaces one of its own.
         """
         quota = self._quotas.get(newcomer.tenant)
         if quota is None:
             return None
-        own = {
-            one.sequence_id: (entry, one)
-            for entry, one in self._registry
+        own = [
+            one
+            for _, one in self._registry
             if one.tenant == newcomer.tenant and (leaving is None or one is not leaving.sequence)
-        }
+        ]
         return own if len(own) >= quota.entries else None
 
     def _leave_fork(
@@ -248,11 +240,11 @@ class AdmissionPlanner:
         if empty and not has_quota:
             return Displacement(Fate.DETACH, empty[0])
         # With a quota it can only take the place of one of its own tenant, so that none is added.
-        others = {
-            one.sequence_id: (entry, one)
-            for entry, one in self._registry
+        others = [
+            one
+            for _, one in self._registry
             if one is not fork and (not has_quota or one.tenant == displaced.tenant)
-        }
+        ]
         return self._replace(displaced, others, must_keep=False)
 
     def _rewords(self, request: Request, branch: Sequence, fork: Sequence) -> bool:
@@ -300,8 +292,8 @@ class AdmissionPlanner:
         empty = [entry for entry in self._registry.empty_entries() if entry != taken]
         if empty and not is_at_quota:
             return empty[0]
-        replaceable = {
-            one.sequence_id: (entry, one)
+        replaceable = [
+            one
             for entry, one in self._registry
             if entry != taken
             and one is not origin
@@ -311,9 +303,9 @@ class AdmissionPlanner:
                 or (capture_at is not None and self._rewords(request, one, origin))
             )
             and (one.tenant == origin.tenant or not is_at_quota)
-        }
-        victim = self._order.first((one for _, one in replaceable.values()), origin.tenant)
-        return replaceable[victim.sequence_id][0] if victim is not None else None
+        ]
+        victim = self._order.first(replaceable, origin.tenant)
+        return self._registry.find_entry(victim) if victim is not None else None
 
     def _is_at_quota_beside(
         self,

@@ -143,20 +143,15 @@ class AnchorTable:
                     return AnchorId(index)
         # Within its quota a tenant has a right to a place, whatever the others are worth.
         is_guaranteed = quota is not None and not is_at_quota
-        rivals = {
-            anchor.sequence.sequence_id: anchor
-            for anchor in (own if is_at_quota else self)
-            if is_wanted or is_guaranteed or not anchor.is_proven
-        }
-        others = [
-            anchor.sequence
-            for anchor in rivals.values()
-            if not is_guaranteed or anchor.sequence.tenant != newcomer.tenant
-        ]
-        loser = order.first(others, newcomer.tenant)
+        if is_guaranteed:
+            rivals = [one for one in self if one.sequence.tenant != newcomer.tenant]
+        else:
+            candidates = own if is_at_quota else list(self)
+            rivals = [one for one in candidates if is_wanted or not one.is_proven]
+        loser = order.first((one.sequence for one in rivals), newcomer.tenant)
         if loser is None or not (is_guaranteed or order.rank(loser) < order.rank(newcomer)):
             return None
-        return rivals[loser.sequence_id].anchor_id
+        return next(one.anchor_id for one in rivals if one.sequence is loser)
 
 
 def aligned(heads: tuple[Head, ...], after: int, before: int) -> tuple[Head, ...]:

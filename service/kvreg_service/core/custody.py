@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from kvreg_service.core.errors import SessionBusy, SessionNotFound
 from kvreg_service.core.events import Event, EvictionReason
 from kvreg_service.core.holdings import Holdings
-from kvreg_service.core.ids import EntryId, SequenceId
+from kvreg_service.core.ids import SequenceId
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.shares import Shares
@@ -38,16 +38,6 @@ class Custody:
         sequence = self._require_kept(sequence_id, tenant)
         with self._own_events() as happened:
             self._holdings.give_up(sequence, EvictionReason.REQUESTED)
-        return happened
-
-    def drop_entry(self, entry: EntryId) -> list[Event]:
-        """Give up the sequence in an entry.
-
-        Raises:
-            NotFound: there is no such entry, or it is empty.
-        """
-        with self._own_events() as happened:
-            self._holdings.evict(entry, EvictionReason.REQUESTED)
         return happened
 
     def pin(

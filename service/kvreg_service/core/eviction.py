@@ -67,12 +67,10 @@ class EvictionOrder:
         session, and its fork is superseded.
         """
         level, value = self.worth(sequence)
-        is_needed = True
-        branch = sequence.superseded_by
-        if branch is not None and branch in self._hits:
-            is_needed = self._hits[branch] < sequence.num_hits + 2
+        if sequence.superseded_by in self._hits:
             value *= FORK_WEIGHT
-        return Rank(sequence.is_pinned(self._now_s), is_needed, level, value, sequence.sequence_id)
+        is_pinned, is_needed = sequence.is_pinned(self._now_s), not self.is_superseded(sequence)
+        return Rank(is_pinned, is_needed, level, value, sequence.sequence_id)
 
     def worth(self, sequence: Sequence) -> tuple[int, float]:
         """Return what the policy says: level and value."""
@@ -81,7 +79,8 @@ class EvictionOrder:
 
     def is_superseded(self, sequence: Sequence) -> bool:
         """Whether it is a fork whose branch has proved to be the session."""
-        return not self.rank(sequence).is_needed
+        branch = sequence.superseded_by
+        return branch in self._hits and self._hits[branch] >= sequence.num_hits + 2
 
     def is_protected(self, sequence: Sequence) -> bool:
         """Whether its pages are promised to stay, whoever else needs them."""

@@ -54,6 +54,10 @@ class Holdings:
         in_entries = [sequence for _, sequence in self.registry]
         return on_lanes + in_entries + [anchor.sequence for anchor in self.anchors]
 
+    def sequences(self) -> list[Sequence]:
+        """Return every sequence there is, at rest or not."""
+        return self.kept() + self.running()
+
     def order(self, now_s: float) -> EvictionOrder:
         """Return in which order the kept sequences go now."""
         return EvictionOrder(self.kept(), self.running(), self.policy, self.quotas, now_s)
@@ -177,10 +181,10 @@ class Holdings:
         if anchor is not None:
             self.remove_anchor(anchor, reason)
             return
-        for entry, one in self.registry:
-            if one is sequence:
-                self.evict(entry, reason)
-                return
+        entry = self.registry.find_entry(sequence)
+        if entry is not None:
+            self.evict(entry, reason)
+            return
         for lane in self.lanes:
             if lane.kept is sequence:
                 self.give_up_lane(lane, reason)
@@ -212,9 +216,9 @@ class Holdings:
         event = self.evicted(anchor.sequence, reason, anchor=anchor)
         self.anchors.remove(anchor.anchor_id)
         self.events.append(event)
-        for one in (*self.kept(), *self.running()):
+        for one in self.sequences():
             if one.anchored_by == anchor.sequence.sequence_id:
-                one.anchored_by, one.anchored_tokens = None, 0
+                one.forget_anchor_beyond(0)
         self.pages.release(anchor.sequence.pages, is_kept=True)
 
     def scrap(self, lane: Lane) -> None:

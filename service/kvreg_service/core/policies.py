@@ -44,8 +44,14 @@ class EvictionPolicy(Protocol):
         ...
 
 
+class _WithoutLevels:
+    def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002 - there are none
+        """Return no levels."""
+        return {}
+
+
 @dataclass(frozen=True)
-class CostPolicy:
+class CostPolicy(_WithoutLevels):
     """Seconds of prefill saved, times how likely a return is, per byte held.
 
     The likelihood falls as one over the time at rest once that is longer than ``rest_scale_s``:
@@ -68,13 +74,9 @@ class CostPolicy:
         saved_s = self.cost.own_seconds(sequence)
         return saved_s * recency * frequency / max(1, self.cost.own_bytes(sequence))
 
-    def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002 - no levels here
-        """Return no levels."""
-        return {}
-
 
 @dataclass(frozen=True)
-class LRUPolicy:
+class LRUPolicy(_WithoutLevels):
     """The least recently used goes first. One long prompt that nobody repeats pollutes it."""
 
     name: str = "lru"
@@ -82,15 +84,11 @@ class LRUPolicy:
 
     def value(self, sequence: Sequence, now_s: float) -> float:
         """Return one over the seconds at rest."""
-        return 1 / (1 + _rest_s(sequence, now_s))
-
-    def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002
-        """Return no levels."""
-        return {}
+        return _recency(sequence, now_s)
 
 
 @dataclass(frozen=True)
-class LFUPolicy:
+class LFUPolicy(_WithoutLevels):
     """The least often resumed goes first; what somebody was resumed for ages with its rest.
 
     Without ageing a conversation that was long and is over would stay for ever. Its count halves
@@ -107,13 +105,9 @@ class LFUPolicy:
         age = min(_rest_s(sequence, now_s) / self.half_life_s, 1000.0)
         return (1 + sequence.num_hits) * math.exp2(-age)
 
-    def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002
-        """Return no levels."""
-        return {}
-
 
 @dataclass(frozen=True)
-class FIFOPolicy:
+class FIFOPolicy(_WithoutLevels):
     """The oldest goes first, however recently it was used."""
 
     name: str = "fifo"
@@ -122,10 +116,6 @@ class FIFOPolicy:
     def value(self, sequence: Sequence, now_s: float) -> float:
         """Return one over the seconds since the conversation was first computed."""
         return 1 / (1 + max(0.0, now_s - sequence.created_s))
-
-    def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002
-        """Return no levels."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,7 @@ class SLRUPolicy:
 
     def value(self, sequence: Sequence, now_s: float) -> float:
         """Return one over the seconds at rest."""
-        return 1 / (1 + _rest_s(sequence, now_s))
+        return _recency(sequence, now_s)
 
     def levels(self, kept: Collection[Sequence]) -> Levels:
         """Return level 1 for protected sequences."""
@@ -175,7 +165,7 @@ class PriorityPolicy:
 
 
 @dataclass(frozen=True)
-class NonePolicy:
+class NonePolicy(_WithoutLevels):
     """A displaced sequence is kept only in an empty entry, and nothing is evicted to make room.
 
     Page pressure still takes from kept sequences, the longest unused first.
@@ -186,11 +176,7 @@ class NonePolicy:
 
     def value(self, sequence: Sequence, now_s: float) -> float:
         """Return one over the seconds at rest."""
-        return 1 / (1 + _rest_s(sequence, now_s))
-
-    def levels(self, kept: Collection[Sequence]) -> Levels:  # noqa: ARG002
-        """Return no levels."""
-        return {}
+        return _recency(sequence, now_s)
 
 
 POLICY_NAMES = ("cost", "lru", "lfu", "fifo", "slru", "priority", "none")
@@ -224,3 +210,7 @@ def build_policy(name: str, cost: CostModel) -> EvictionPolicy:
 
 def _rest_s(sequence: Sequence, now_s: float) -> float:
     return max(0.0, now_s - sequence.last_used_s)
+
+
+def _recency(sequence: Sequence, now_s: float) -> float:
+    return 1 / (1 + _rest_s(sequence, now_s))

@@ -57,6 +57,10 @@ class Registry:
             raise NotFound(f"entry {entry} is empty", entry=entry)
         return sequence
 
+    def find_entry(self, sequence: Sequence) -> EntryId | None:
+        """Return the entry that holds this very sequence, or None."""
+        return next((entry for entry, one in self if one is sequence), None)
+
     def empty_entries(self) -> list[EntryId]:
         """Return the empty entries in ascending order."""
         return [EntryId(i) for i, sequence in enumerate(self._entries) if sequence is None]

@@ -347,9 +347,7 @@ class Scheduler:
             except Exception as fault:  # noqa: BLE001 - contained below
                 error = contain("giving up a failed admission", fault)
                 self._empty_touched(run)
-                if lane.run is run or lane.sequence is not None:
-                    self.holdings.scrap(lane)
-                self.holdings.recount()
+                self.holdings.scrap(lane)
             self._intake.retry_cold(run.request, error)
 
     def _empty_touched(self, run: Run) -> None:

@@ -69,8 +69,7 @@ class Shares:
 
     def _has_protection(self) -> bool:
         return bool(self._holdings.quotas) or any(
-            one.pinned_until_s is not None
-            for one in (*self._holdings.kept(), *self._holdings.running())
+            one.pinned_until_s is not None for one in self._holdings.sequences()
         )
 
     def _untakeable_pages(self, tenant: str, now_s: float) -> int:
@@ -208,9 +207,7 @@ class Shares:
         if not is_anchor and not holdings.registry.can_keep(sequence):
             raise PinRefused("the sequence has no state that an entry could keep")
         others = [
-            one
-            for one in (*holdings.kept(), *holdings.running())
-            if one is not sequence and one.is_pinned(now_s)
+            one for one in holdings.sequences() if one is not sequence and one.is_pinned(now_s)
         ]
         num_places, limit = self._pinned_places(sequence, others)
         if num_places > limit:

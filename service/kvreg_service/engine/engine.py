@@ -247,8 +247,8 @@ class Engine:
         """The sequence that a tenant, or who sees all, knows under this number."""
         if tenant is None:
             return SequenceId(shown)
-        holdings = self._scheduler.holdings
-        own = [one for one in (*holdings.running(), *holdings.kept()) if one.tenant == tenant]
+        sequences = self._scheduler.holdings.sequences()
+        own = [one for one in sequences if one.tenant == tenant]
         found = self._tenant_ids.find(shown, tenant, [one.sequence_id for one in own])
         if found is None:
             raise SessionNotFound("no such sequence is kept")

@@ -159,17 +159,16 @@ class SnapshotBuilder:
         if tenant is not None:
             quota = holdings.quotas.get(tenant)
             total = total if quota is None else quota.pages
-            owned = [*holdings.running(), *holdings.kept()]
-            referenced = len({page for one in owned if one.tenant == tenant for page in one.pages})
+            own = [one for one in holdings.sequences() if one.tenant == tenant]
+            referenced = len({page for one in own for page in one.pages})
             total = max(total, referenced)
         return PoolView(name="kv", total=total, free=total - referenced, referenced=referenced)
 
     def _slots(self, tenant: str | None) -> StateSlotsView:
-        holdings = self.scheduler.holdings
-        owned = [one for one in [*holdings.running(), *holdings.kept()] if _is_of(one, tenant)]
+        sequences = self.scheduler.holdings.sequences()
         return StateSlotsView(
             total=self.scheduler.limits.layout.num_slots,
-            used=sum(one.num_states for one in owned),
+            used=sum(one.num_states for one in sequences if _is_of(one, tenant)),
         )
 
 

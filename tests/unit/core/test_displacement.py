@@ -157,12 +157,17 @@ def test_dropping_current_gives_the_pages_behind_the_checkpoint_back(make_core):
     assert len(sequence.pages) == 2
 
 
+def _drop_entry(core, entry):
+    kept = core.scheduler.holdings.registry.get(entry)
+    return core.scheduler.custody.drop(kept.sequence_id)
+
+
 def test_a_dropped_entry_gives_its_pages_back_and_is_reported(make_core):
     core = make_core(entries=1)
     _keep(core, 0)
     _keep(core, 1)
     before = core.scheduler.holdings.pages.num_free
-    (event,) = core.scheduler.custody.drop_entry(0)
+    (event,) = _drop_entry(core, 0)
     assert (event.entry, event.reason) == (0, EvictionReason.REQUESTED)
     assert core.scheduler.holdings.pages.num_free == before + 3
     assert _back(core, 0).cached == 0
@@ -173,7 +178,7 @@ def test_an_entry_dropped_while_a_step_is_computed_leaves_that_step_its_events(m
     _keep(core, 0)
     request_id = core.submit(_text(1, 100))
     plan = core.scheduler.schedule(core.now_s)
-    assert [type(event) for event in core.scheduler.custody.drop_entry(0)] == [Evicted]
+    assert [type(event) for event in _drop_entry(core, 0)] == [Evicted]
     happened = core.scheduler.commit(plan, core.runner.execute(plan), core.now_s)
     assert [type(event) for event in happened[:2]] == [Detached, Admitted]
     assert core.drain().terminal.request_id == request_id

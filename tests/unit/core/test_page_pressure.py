@@ -176,8 +176,8 @@ def test_all_pages_are_free_again_when_nothing_is_kept(make_core):
         core.run(_text(number, 100 + 10 * number), boundary=90)
         core.run([*_text(number, 90), 5, 6, 7], boundary=92)
     placement = core.scheduler.holdings
-    for entry, _ in list(placement.registry):
-        core.scheduler.custody.drop_entry(entry)
+    for _, sequence in list(placement.registry):
+        core.scheduler.custody.drop(sequence.sequence_id)
     for lane in placement.lanes:
         placement.give_up_lane(lane, EvictionReason.REQUESTED)
     assert placement.pages.num_free == 40

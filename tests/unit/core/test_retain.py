@@ -94,6 +94,7 @@ def test_what_it_borrowed_is_kept_after_all_when_the_copy_of_it_is_gone(make_cor
     core = _with_session(make_core, entries=1)
     core.submit([*SESSION, 7, 7, 7], retain=False, max_tokens=10)
     core.step()
-    core.scheduler.custody.drop_entry(0)
+    kept = core.scheduler.holdings.registry.get(0)
+    core.scheduler.custody.drop(kept.sequence_id)
     core.drain()
     assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
