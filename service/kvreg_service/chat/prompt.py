@@ -70,6 +70,7 @@ class _Rendered:
     text: str
     render: _Render
     history: bytes | None
+    session: bytes
 
 
 class PromptBuilder:
@@ -136,7 +137,7 @@ class PromptBuilder:
                 conversation, messages, encoded, render, encode, self._literals.protect
             ),
             tenant=tenant,
-            session=_session_of(conversation),
+            session=rendered.session,
         )
 
     def count(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> int:
@@ -183,7 +184,8 @@ class PromptBuilder:
             text = _render_continued(messages, render_respelled)
         else:
             text = render_respelled(messages, True)
-        return _Rendered(messages, text, render_respelled, chain[-1] if chain else None)
+        history = chain[-1] if chain else None
+        return _Rendered(messages, text, render_respelled, history, _session_of(said))
 
     def _known_spellings(
         self, messages: Sequence[Message], chain: Sequence[bytes], tenant: str
@@ -235,8 +237,7 @@ class PromptBuilder:
         return text.rfind(THINK_OPEN, max(start, 0)) > text.rfind(THINK_CLOSE, max(start, 0))
 
 
-def _session_of(conversation: Conversation) -> bytes:
-    messages = normalize_messages(conversation.messages)
+def _session_of(messages: Sequence[Message]) -> bytes:
     is_user = [message["role"] == "user" for message in messages]
     end = is_user.index(True) + 1 if True in is_user else 1
     return digests(messages[:end])[-1]
