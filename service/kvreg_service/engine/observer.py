@@ -46,7 +46,8 @@ class RequestRecord:
     ``prompt`` and ``output_ids`` are for digests; they must not be changed. ``session`` is the same
     for all requests whose conversations begin alike. ``admission`` is None for one that ended in
     the queue. Times ending in ``_at_s`` are seconds of the monotonic clock, None for what was never
-    reached: arrival, lane, states in place, first token, end.
+    reached: arrival, lane, states in place, first token, end. The durations between them are never
+    negative, and None where one of the two was never reached.
     """
 
     request_id: str
@@ -88,6 +89,36 @@ class RequestRecord:
     def frontier(self) -> int | None:
         """Tokens that were computed; None when the prompt was not computed to its end."""
         return self.prompt_tokens + len(self.output_ids) - 1 if self.output_ids else None
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds from arrival to a lane."""
+        return _between(self.arrived_at_s, self.admitted_at_s)
+
+    @property
+    def attach_s(self) -> float | None:
+        """Seconds from a lane to the states in place."""
+        return _between(self.admitted_at_s, self.prepared_at_s)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds from the states in place to the first token."""
+        return _between(self.prepared_at_s, self.first_token_at_s)
+
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds from the first token to the end."""
+        return _between(self.first_token_at_s, self.ended_at_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return _between(self.arrived_at_s, self.first_token_at_s)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from arrival to the end."""
+        return max(0.0, self.ended_at_s - self.arrived_at_s)
 
 
 class Observer(Protocol):
@@ -145,6 +176,14 @@ class Observers:
         for observer in self._observers:
             with _logged(observer):
                 observer.token_followed(gap_s)
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    if start_s is None or end_s is None:
+        return None
+    # A step reads the clock before it takes in what arrived meanwhile, and two of the times come
+    # from sums: one may lie just before the other. A sum of durations must never shrink.
+    return max(0.0, end_s - start_s)
 
 
 @contextmanager

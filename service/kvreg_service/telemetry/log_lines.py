@@ -212,23 +212,14 @@ class LineFormat:
 
 def _durations(record: RequestRecord) -> Fields:
     """Return where the time went; None for what was never reached."""
-    admitted_s, prepared_s = record.admitted_at_s, record.prepared_at_s
-    first_s = record.first_token_at_s
     return {
-        "queue_s": _between(record.arrived_at_s, admitted_s),
-        "attach_s": _between(admitted_s, prepared_s),
-        "prefill_s": _between(prepared_s, first_s),
-        "decode_s": _between(first_s, record.ended_at_s),
-        "ttft_s": _between(record.arrived_at_s, first_s),
-        "total_s": _between(record.arrived_at_s, record.ended_at_s),
+        "queue_s": _seconds(record.queue_s),
+        "attach_s": _seconds(record.attach_s),
+        "prefill_s": _seconds(record.prefill_s),
+        "decode_s": _seconds(record.decode_s),
+        "ttft_s": _seconds(record.ttft_s),
+        "total_s": _seconds(record.total_s),
     }
-
-
-def _between(start_s: float | None, end_s: float | None) -> float | None:
-    if start_s is None or end_s is None:
-        return None
-    # Two of the times come from sums, and rounding may put one just before the other.
-    return _seconds(max(0.0, end_s - start_s))
 
 
 def _seconds(value_s: float | None) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from typing import Literal, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -20,10 +20,10 @@ from kvreg_service.core.events import Event, EvictionReason, ReusePath
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
 from kvreg_service.telemetry.engine_gauges import EngineGauges
+from kvreg_service.telemetry.request_log import LogLoss
+from kvreg_service.telemetry.request_spans import SpanResult
 
 TAILS = ("user", "assistant", "tool", "system")
-LogLoss = Literal["write", "queue_full"]
-SpanResult = Literal["exported", "dropped"]
 
 FAILURES = (
     errors.QueueTimeout,
@@ -91,7 +91,7 @@ class Metrics:
         admission, outcome = record.admission, record.outcome
         way = (admission.reuse_path, admission.attach) if admission else _NEVER_STARTED
         self._requests[*way, record.tail, outcome].inc()
-        self._request_s[outcome].observe(_between(record.arrived_at_s, record.ended_at_s))
+        self._request_s[outcome].observe(record.total_s)
         self._completion_tokens.inc(len(record.output_ids))
         if record.error_code is not None:
             self._failed[record.error_code].inc()
@@ -157,11 +157,10 @@ class Metrics:
             self._attaches["anchor", "anchor"].inc()
         if admission.gap_s is not None:
             self._gap_s.observe(max(0.0, admission.gap_s))
-        if record.admitted_at_s is not None:
-            self._queue_s.observe(_between(record.arrived_at_s, record.admitted_at_s))
-        if record.first_token_at_s is not None:
-            waited_s = _between(record.arrived_at_s, record.first_token_at_s)
-            self._ttft_s[admission.reuse_path].observe(waited_s)
+        if record.queue_s is not None:
+            self._queue_s.observe(record.queue_s)
+        if record.ttft_s is not None:
+            self._ttft_s[admission.reuse_path].observe(record.ttft_s)
 
     def _settle_detach(self, following: Event | None = None) -> None:
         """Count the last detach once what follows it says whether it was half of an exchange."""
@@ -315,8 +314,3 @@ def _kinds_of(base: type[errors.KvregError]) -> Iterator[type[errors.KvregError]
     for kind in base.__subclasses__():
         if not issubclass(kind, errors.ConfigurationError):
             yield from _kinds_of(kind)
-
-
-def _between(start_s: float, end_s: float) -> float:
-    # A step reads the clock before it takes in what arrived meanwhile; a sum must never shrink.
-    return max(0.0, end_s - start_s)

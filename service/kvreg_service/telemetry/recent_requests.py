@@ -114,7 +114,7 @@ class RecentRequests:
 
 
 def _ended(record: RequestRecord) -> _Ended:
-    admission, first_s = record.admission, record.first_token_at_s
+    admission = record.admission
     cached = None if admission is None else admission.cached_tokens
     shown = RecentRequest(
         request_id=record.request_id,
@@ -131,15 +131,11 @@ def _ended(record: RequestRecord) -> _Ended:
         reuse_path=None if admission is None else admission.reuse_path,
         attach=None if admission is None else admission.attach,
         lane_id=None if admission is None else admission.lane_id,
-        queue_s=_since_arrival(record, record.admitted_at_s),
-        ttft_s=_since_arrival(record, first_s),
-        total_s=max(0.0, record.ended_at_s - record.arrived_at_s),
+        queue_s=record.queue_s,
+        ttft_s=record.ttft_s,
+        total_s=record.total_s,
     )
     return _Ended(record.ended_at_s, shown)
-
-
-def _since_arrival(record: RequestRecord, at_s: float | None) -> float | None:
-    return None if at_s is None else max(0.0, at_s - record.arrived_at_s)
 
 
 def _counted(counts: ReturnCounts, ended: RecentRequest) -> ReturnCounts:

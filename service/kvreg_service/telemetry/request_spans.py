@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from kvreg_service.engine.observer import Admission, RequestRecord
 
 # The last release of the conventions that held those for generative AI itself. Since then they have
 # a repository of their own without a release; the names below are the same there.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+
+SpanResult = Literal["exported", "dropped"]
+"""What becomes of a span."""
 
 Value = str | bool | int | float | tuple[str, ...]
 

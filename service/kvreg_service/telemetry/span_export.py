@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -30,11 +29,16 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from kvreg_service.core.events import Event
 from kvreg_service.engine.observer import RequestRecord
-from kvreg_service.telemetry.request_spans import SCHEMA_URL, SpanDraft, TraceDraft, draft_trace
+from kvreg_service.telemetry.request_spans import (
+    SCHEMA_URL,
+    SpanDraft,
+    SpanResult,
+    TraceDraft,
+    draft_trace,
+)
 
 _logger = logging.getLogger(__name__)
 
-SpanResult = Literal["exported", "dropped"]
 SpanCount = Callable[[SpanResult, int], None]
 
 # About half a megabyte; a collector that is down for a while costs no more.

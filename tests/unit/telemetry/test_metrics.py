@@ -9,16 +9,15 @@ from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.unit.telemetry.ended_requests import FINISHED
 
 from kvreg_service.chat.prompt import Tail
 from kvreg_service.core import errors, events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.events import EvictionReason, ReusePath
-from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine import interface
-from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
+from kvreg_service.engine.observer import Outcome, RequestRecord
 from kvreg_service.telemetry.metrics import FAILURES, TAILS, Metrics
 from kvreg_service.testing import FakeEngine
 
@@ -65,46 +64,8 @@ def one_more(moves: Values, name: str) -> set[Series]:
     return set(of_family)
 
 
-def ledger(num_tokens: int) -> TokenLedger:
-    return TokenLedger(Identity(b"epoch", "tenant"), range(num_tokens))
-
-
-ADMISSION = Admission(
-    lane_id=0,
-    sequence_id=7,
-    reuse_path="append_frontier",
-    attach="registry",
-    cached_tokens=90,
-    gap_s=8.0,
-    diverged_at=None,
-    regret_tokens=0,
-)
-RECORD = RequestRecord(
-    request_id="r",
-    tenant="tenant",
-    session=b"session",
-    outcome="finished",
-    error_code=None,
-    finish_reason="stop",
-    tail="assistant",
-    prompt=ledger(100),
-    output_ids=(1, 2, 3),
-    max_tokens=10,
-    boundary=98,
-    heads=(),
-    retain=True,
-    may_reuse=True,
-    priority=0,
-    ttl_s=None,
-    admission=ADMISSION,
-    arrived_at_s=10.0,
-    admitted_at_s=10.5,
-    prepared_at_s=10.5,
-    first_token_at_s=11.5,
-    ended_at_s=14.0,
-)
 QUEUED = replace(
-    RECORD,
+    FINISHED,
     outcome="cancelled",
     finish_reason=None,
     output_ids=(),
@@ -118,9 +79,9 @@ QUEUED = replace(
 def admitted(path: interface.ReusePath, attach: interface.Attach, cached: int) -> RequestRecord:
     gap_s = 8.0 if cached else None
     admission = replace(
-        ADMISSION, reuse_path=path, attach=attach, cached_tokens=cached, gap_s=gap_s
+        FINISHED.admission, reuse_path=path, attach=attach, cached_tokens=cached, gap_s=gap_s
     )
-    return replace(RECORD, admission=admission)
+    return replace(FINISHED, admission=admission)
 
 
 # There from the start.
@@ -203,7 +164,7 @@ def test_everything_starts_at_zero(metrics: Metrics) -> None:
 
 
 def test_another_engine_of_the_process_starts_at_zero(metrics: Metrics) -> None:
-    metrics.request_ended(RECORD)
+    metrics.request_ended(FINISHED)
     assert set(values_of(Metrics(CollectorRegistry())).values()) == {0.0}
 
 
@@ -226,7 +187,7 @@ def test_every_request_that_can_occur_moves_its_own_child(metrics: Metrics) -> N
 
 
 def test_hit_from_the_registry_moves_exactly_its_numbers(metrics: Metrics) -> None:
-    assert moved(metrics, lambda: metrics.request_ended(RECORD)) == {
+    assert moved(metrics, lambda: metrics.request_ended(FINISHED)) == {
         series(
             "requests_total",
             reuse_path="append_frontier",
@@ -290,13 +251,13 @@ def test_prompt_that_reused_nothing_had_no_gap(metrics: Metrics) -> None:
 
 
 def test_request_that_ended_before_its_first_token_has_no_ttft(metrics: Metrics) -> None:
-    record = replace(RECORD, outcome="cancelled", output_ids=(), first_token_at_s=None)
+    record = replace(FINISHED, outcome="cancelled", output_ids=(), first_token_at_s=None)
     moves = moved(metrics, lambda: metrics.request_ended(record))
     assert not one_more(moves, "ttft_seconds_count")
 
 
 def test_regret_is_counted(metrics: Metrics) -> None:
-    record = replace(RECORD, admission=replace(ADMISSION, regret_tokens=33))
+    record = replace(FINISHED, admission=replace(FINISHED.admission, regret_tokens=33))
     moves = moved(metrics, lambda: metrics.request_ended(record))
     assert moves[series("current_state_regret_tokens_total")] == 33
 
@@ -320,7 +281,7 @@ def test_failure_is_counted_under_its_code(metrics: Metrics, kind: type[KvregErr
 def test_request_that_arrived_after_its_step_began_has_waited_for_nothing(
     metrics: Metrics,
 ) -> None:
-    record = replace(RECORD, admitted_at_s=RECORD.arrived_at_s - 0.001)
+    record = replace(FINISHED, admitted_at_s=FINISHED.arrived_at_s - 0.001)
     moves = moved(metrics, lambda: metrics.request_ended(record))
     assert moves[series("queue_seconds_count")] == 1
     assert series("queue_seconds_sum") not in moves
