@@ -30,6 +30,7 @@ from kvreg_service.core.errors import (
     Overloaded,
     SessionNotFound,
 )
+from kvreg_service.core.identity import DEFAULT_TENANT
 from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import (
     AnchorView,
@@ -152,7 +153,7 @@ class FakeEngine:
     requests: list[GenerationRequest] = field(default_factory=list)
     outcomes: queue.Queue[tuple[str, Outcome]] = field(default_factory=queue.Queue)
     kept_entries: set[int] = field(default_factory=lambda: {0})
-    kept_tenant: str = "default"
+    kept_tenant: str = DEFAULT_TENANT
     pins: dict[int, float] = field(default_factory=dict)
     change_error: KvregError | None = None
     quotas: dict[str, Quota] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvreg_service.api.errors import ErrorNote, response_to
 from kvreg_service.core.errors import Forbidden, KvregError, Unauthorized
 from kvreg_service.tenants.directory import TenantDirectory
-from kvreg_service.tenants.keyring import DEFAULT_TENANT, Tenant
+from kvreg_service.tenants.keyring import KEYLESS_TENANT, Tenant
 
 # What probes, scrapers, readers of the documentation and the page itself ask; none of it shows a
 # conversation. Any other path, also one that a later route adds, needs a key.
@@ -60,7 +60,7 @@ class Authentication:
 
     def _authenticate(self, request: Request) -> Tenant:
         if not self._directory.needs_keys:
-            return DEFAULT_TENANT
+            return KEYLESS_TENANT
         keys = _keys_of(request)
         key = keys.pop() if len(keys) == 1 else None
         tenant = None if key is None else self._directory.find(key)

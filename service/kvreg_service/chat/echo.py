@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from kvreg_service.chat.fair_cache import DEFAULT_TENANT, FairCache
+from kvreg_service.chat.fair_cache import FairCache
 from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.core.identity import DEFAULT_TENANT
 
 # Answers that differ from the tokenizer's choice are rare; this holds thousands of them.
 MAX_ECHO_TOKENS = 1 << 20

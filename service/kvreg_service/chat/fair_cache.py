@@ -9,9 +9,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-# Whose everything is on a server without keys.
-DEFAULT_TENANT = "default"
-
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 

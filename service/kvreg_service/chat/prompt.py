@@ -16,7 +16,6 @@ from kvreg_service.chat.boundary import Boundary, find_boundary
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo import EchoIndex
 from kvreg_service.chat.encoded_text import EncodedText, TextEncoder
-from kvreg_service.chat.fair_cache import DEFAULT_TENANT
 from kvreg_service.chat.heads import find_heads
 from kvreg_service.chat.literals import Literals
 from kvreg_service.chat.messages import Message, normalize_messages
@@ -27,6 +26,7 @@ from kvreg_service.chat.template import ChatTemplate
 from kvreg_service.chat.tokenizer import Tokenizer
 from kvreg_service.chat.tool_call_parser import parse_answer
 from kvreg_service.core.errors import ContextTooLong, InvalidRequest
+from kvreg_service.core.identity import DEFAULT_TENANT
 from kvreg_service.core.request import Head
 
 _Render = Callable[[Sequence[Message], bool], str]

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import tokenizers  # type: ignore[import-untyped]
 
-from kvreg_service.chat.fair_cache import DEFAULT_TENANT, FairCache
+from kvreg_service.chat.fair_cache import FairCache
 from kvreg_service.core.errors import CheckpointError
+from kvreg_service.core.identity import DEFAULT_TENANT
 
 # About twenty conversations of 200,000 tokens; the ids take about as many bytes as the text.
 MAX_CACHED_CHARACTERS = 1 << 24

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields
 
+DEFAULT_TENANT = "default"
+"""Whose everything is on a server without keys."""
+
 
 @dataclass(frozen=True)
 class Epoch:

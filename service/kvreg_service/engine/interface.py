@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvreg_service.core.identity import DEFAULT_TENANT
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.sampling_params import SamplingParams
 
@@ -46,7 +47,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     retain: bool = True
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     priority: int = 0
     ttl_s: float | None = None
     may_reuse: bool = True

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.quota import Quota
 from kvreg_service.tenants.key_document import DocumentForm, parse_keyring
-from kvreg_service.tenants.keyring import DEFAULT_TENANT, Keyring, Tenant
+from kvreg_service.tenants.keyring import KEYLESS_TENANT, Keyring, Tenant
 
 _logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class TenantDirectory:
         is wrong with a changed file is logged, and the keys before it stay in force.
         """
         if not self.needs_keys:
-            return DEFAULT_TENANT
+            return KEYLESS_TENANT
         self._look_again()
         return self._keyring.find(key)
 

@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvreg_service.core.identity import DEFAULT_TENANT
 from kvreg_service.core.quota import Quota
 
 
@@ -25,7 +26,7 @@ class Tenant:
 
 
 # Who calls while no keys are configured.
-DEFAULT_TENANT = Tenant("default", is_admin=True)
+KEYLESS_TENANT = Tenant(DEFAULT_TENANT, is_admin=True)
 
 
 def digest_of(key: str) -> bytes:
