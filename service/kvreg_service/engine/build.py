@@ -79,7 +79,7 @@ def build_engine(
     Raises:
         ConfigurationError: options contradict each other or cannot be served on this device.
         DoesNotFit: the profile needs more memory than there is; says by how much.
-        CheckpointError: see `load_model`.
+        CheckpointError: see `load_model`; or the model computes nothing a token could come from.
     """
     if options.kv_dtype not in _KV_DTYPES:
         raise ConfigurationError(
@@ -94,6 +94,9 @@ def build_engine(
     states = StateSlots.allocate(loaded.config, options.layout.num_slots, torch.float32, device)
     pages = KVPages.allocate(loaded.config, plan.num_pages, _KV_DTYPES[options.kv_dtype], device)
     _check_reservation(plan, states, pages)
+    runner = ModelRunner(loaded.model, states, pages, loaded.config.vocab_size)
+    # Whoever asks whether the engine is ready wants to know whether it computes.
+    runner.require_a_token()
     cost = CostModel(slot_bytes=plan.demand.slot_bytes, page_bytes=plan.demand.page_bytes)
     policy = build_policy(options.eviction, cost)
     max_context_tokens = plan.demand.max_context_tokens
@@ -129,7 +132,7 @@ def build_engine(
             scheduler=Scheduler(limits, rules, cost),
             policy=policy,
             cost=cost,
-            runner=ModelRunner(loaded.model, states, pages, loaded.config.vocab_size),
+            runner=runner,
             tokenizer=loaded.tokenizer,
             echo=echo,
             profile=profile,

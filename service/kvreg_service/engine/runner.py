@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvreg_service.core.errors import contain
+from kvreg_service.core.errors import CheckpointError, contain
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.pages import PageCopy
 from kvreg_service.core.request import Request
@@ -54,6 +54,23 @@ class ModelRunner:
         self._pages = pages
         self._vocab_size = vocab_size
         self._samplers: dict[RequestId, Sampler] = {}
+
+    def require_a_token(self) -> None:
+        """Compute one token as a request would, prompt and answer, before anybody is let in.
+
+        Effects: overwrites the first slot and the first page; nobody may own them yet.
+
+        Raises:
+            CheckpointError: The model computes nothing that a token could be chosen from.
+        """
+        prompt = torch.zeros(1, dtype=torch.int64)
+        logits = self._model.prefill(prompt, 0, 0, (0,), self._states, self._pages)
+        first = argmax_batch(logits[None])[0]
+        if first is not None:
+            logits = self._model.decode([first], [1], [0], [(0,)], self._states, self._pages)
+            first = argmax_batch(logits)[0]
+        if first is None:
+            raise CheckpointError("the model computes no finite logits: its weights are damaged")
 
     def begin(self, request: Request) -> None:
         """Make the request's sampler.
