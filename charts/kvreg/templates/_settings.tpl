@@ -1,0 +1,120 @@
+{{/* What cannot be installed, told by name and before anything is made. */}}
+{{- define "kvreg.check" -}}
+{{- $name := include "kvreg.fullname" . -}}
+{{- if gt (len $name) 52 -}}
+{{- fail (printf "the engines would be called %q, which is %d characters; a StatefulSet may have 52: use a shorter release name" $name (len $name)) -}}
+{{- end -}}
+{{- if contains "." $name -}}
+{{- fail (printf "the engines would be called %q, and a Service may have no dot in its name: use a release name without one" $name) -}}
+{{- end -}}
+{{- if and .Values.operator.enabled .Values.operator.elsewhereNamespace -}}
+{{- fail "operator.enabled and operator.elsewhereNamespace exclude each other: one operator is in charge of the engines" -}}
+{{- end -}}
+{{- if and (eq .Values.model.source "pvc") (not .Values.model.claimName) -}}
+{{- fail "model.source is pvc: set model.claimName to an existing claim" -}}
+{{- end -}}
+{{- if and (eq .Values.model.source "hostPath") (not .Values.model.hostPath) -}}
+{{- fail "model.source is hostPath: set model.hostPath to a folder of the node" -}}
+{{- end -}}
+{{- if and .Values.operator.enabled .Values.apiKeys.existingSecret (not .Values.operator.adminKey.existingSecret) -}}
+{{- fail "apiKeys.existingSecret is set: the operator needs the key of an administrator, operator.adminKey.existingSecret, or no engine answers it" -}}
+{{- end -}}
+{{- range .Values.engine.extraEnv -}}
+{{- if hasPrefix "KVREG_" (upper .name) -}}
+{{- fail (printf "engine.extraEnv: %s is a setting of the engine: set engine.settings.%s" .name (lower .name | trimPrefix "kvreg_")) -}}
+{{- end -}}
+{{- end -}}
+{{- include "kvreg.checkSettings" . -}}
+{{- end -}}
+
+{{- define "kvreg.checkSettings" -}}
+{{- $elsewhere := dict
+  "host" "the chart: engines listen on all addresses of their pod"
+  "port" "the chart: it is 8000"
+  "model" "model.source and model.path"
+  "served_model_name" "model.servedName"
+  "device" "gpu.count"
+  "tp" "gpu.count"
+  "drain_timeout_s" "engine.drainTimeoutSeconds"
+  "api_keys" "apiKeys.existingSecret: values are no place for keys"
+  "api_keys_file" "apiKeys.existingSecret"
+  "request_log" "requestLog.enabled"
+  "request_log_salt" "requestLog.salt.existingSecret: values are no place for a salt"
+  "config_file" "the operator: it mounts the file of the profile"
+  "profile" "the operator: it is the name of the profile"
+-}}
+{{- $ruled := include "kvreg.rulingNamespace" . -}}
+{{- range $key := keys .Values.engine.settings | sortAlpha -}}
+{{- with get $elsewhere $key -}}
+{{- fail (printf "engine.settings.%s is decided by %s" $key .) -}}
+{{- end -}}
+{{- if and $ruled (has $key (list "lanes" "entries" "current_state" "anchors")) -}}
+{{- fail (printf "engine.settings.%s is decided by the KVRegistryProfile, which a variable would override: put it there, or set operator.enabled to false" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A value as the engine reads it. Numbers of a values file are floating, and one over a million would be written with an exponent. */}}
+{{- define "kvreg.settingText" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{/* The variables of an engine. */}}
+{{- define "kvreg.engineEnv" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+# The root filesystem is read-only, and libraries keep compiled kernels under their home.
+- name: HOME
+  value: /tmp
+- name: KVREG_HOST
+  value: "0.0.0.0"
+- name: KVREG_PORT
+  value: "8000"
+- name: KVREG_DRAIN_TIMEOUT_S
+  value: {{ .Values.engine.drainTimeoutSeconds | int64 | quote }}
+{{- if ne .Values.model.source "bundled" }}
+- name: KVREG_MODEL
+  value: {{ list "/models" .Values.model.path | compact | join "/" | quote }}
+{{- end }}
+{{- with .Values.model.servedName }}
+- name: KVREG_SERVED_MODEL_NAME
+  value: {{ . | quote }}
+{{- end }}
+{{- if gt (int .Values.gpu.count) 0 }}
+- name: KVREG_DEVICE
+  value: cuda
+- name: KVREG_TP
+  value: {{ .Values.gpu.count | int64 | quote }}
+{{- end }}
+{{- if .Values.apiKeys.existingSecret }}
+- name: KVREG_API_KEYS_FILE
+  value: /etc/kvreg/api-keys/{{ .Values.apiKeys.key }}
+{{- end }}
+{{- if .Values.requestLog.enabled }}
+# Pods of other namespaces may write to the same folder of the node.
+- name: KVREG_REQUEST_LOG
+  value: /var/log/kvreg/requests.$(POD_NAMESPACE).$(POD_NAME).jsonl
+{{- with .Values.requestLog.salt }}
+{{- if .existingSecret }}
+- name: KVREG_REQUEST_LOG_SALT
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $name := keys .Values.engine.settings | sortAlpha }}
+- name: KVREG_{{ upper $name }}
+  value: {{ include "kvreg.settingText" (get $.Values.engine.settings $name) | quote }}
+{{- end }}
+{{- with .Values.engine.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

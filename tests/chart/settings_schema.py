@@ -1,0 +1,55 @@
+"""The part of values.schema.json that says what `engine.settings` may hold.
+
+``python -m tests.chart.settings_schema`` writes it anew from the engine's settings; a test
+compares. Who else decides a setting is no matter of the schema: the templates refuse those by name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.chart.helm import CHART
+
+from kvreg_service.settings import Settings
+
+SCHEMA_PATH = CHART / "values.schema.json"
+_KEPT = (
+    "type", "enum", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "minLength",
+    "maxLength", "description",
+)  # fmt: skip
+
+
+def build_settings_schema() -> dict[str, Any]:
+    """Build the schema: every setting with its type and bounds, and nothing else."""
+    properties = Settings.model_json_schema()["properties"]
+    return {
+        "$comment": "Written by `python -m tests.chart.settings_schema`; do not edit.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: _convert(part) for name, part in properties.items()},
+    }
+
+
+def read_schema() -> dict[str, Any]:
+    """Return the whole schema that is checked in."""
+    schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
+    assert isinstance(schema, dict)
+    return schema
+
+
+def _convert(part: dict[str, Any]) -> dict[str, Any]:
+    # "Or null" is how a setting is left out, which a value does by not being there.
+    (branch,) = (b for b in part.get("anyOf", [part]) if b.get("type") != "null")
+    return {key: {**part, **branch}[key] for key in _KEPT if key in {**part, **branch}}
+
+
+def main() -> None:
+    """Write the part into the schema."""
+    schema = read_schema()
+    schema["properties"]["engine"]["properties"]["settings"] = build_settings_schema()
+    SCHEMA_PATH.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What cannot be installed is refused before anything is made, by the name of the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.chart.helm import HelmError, render, select, variables
+from tests.operator.objects import make_profile
+
+from kvreg_operator.profile import MAX_TARGET_NAME_LENGTH
+from kvreg_operator.settings_document import build_settings_document
+from kvreg_service.settings import Settings
+
+PROFILE_SETTINGS = ("lanes", "entries", "current_state", "anchors")
+ELSEWHERE: dict[str, Any] = {
+    "host": "::1", "port": 8001, "model": "/m", "served_model_name": "m", "device": "cuda", "tp": 2,
+    "drain_timeout_s": 5, "api_keys": "{}", "api_keys_file": "/k.json", "request_log": "/l",
+    "request_log_salt": "0" * 16, "config_file": "/c.json", "profile": "p",
+}  # fmt: skip
+RULED: dict[str, Any] = {"lanes": 2, "entries": 2, "current_state": "drop", "anchors": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), ELSEWHERE.items())
+def test_setting_that_others_decide_is_refused_by_name(name: str, value: object) -> None:
+    values = {"operator": {"enabled": False}, "engine": {"settings": {name: value}}}
+    with pytest.raises(HelmError, match=rf"engine\.settings\.{name} is decided by "):
+        render(values)
+
+
+@pytest.mark.parametrize(("name", "value"), RULED.items())
+@pytest.mark.parametrize("operator", [{}, {"enabled": False, "elsewhereNamespace": "ops"}])
+def test_setting_of_the_profile_is_refused_where_an_operator_is_in_charge(
+    name: str, value: object, operator: dict[str, Any]
+) -> None:
+    with pytest.raises(HelmError, match=rf"engine\.settings\.{name} is decided by the KVReg"):
+        render({"operator": operator, "engine": {"settings": {name: value}}})
+
+
+def test_setting_of_the_profile_is_taken_where_nobody_is_in_charge() -> None:
+    objects = render({"operator": {"enabled": False}, "engine": {"settings": RULED}})
+    assert {name: variables(objects)[f"KVREG_{name.upper()}"] for name in RULED} == {
+        name: str(value) for name, value in RULED.items()
+    }
+
+
+def test_refused_settings_are_those_that_a_profile_renders() -> None:
+    profile = make_profile(lanes=1, registryEntries=1, currentState="Keep", anchors=1)
+    rendered = dict(build_settings_document("p", profile.spec).settings)
+    assert set(rendered) == {*PROFILE_SETTINGS, "profile"}
+
+
+def test_every_other_setting_is_taken() -> None:
+    names = Settings.model_fields.keys() - ELSEWHERE.keys() - RULED.keys()
+    defaults = {name: Settings.model_fields[name].default for name in names}
+    given = {name: 1 if value is None else value for name, value in defaults.items()}
+    given["otlp_endpoint"] = "http://collector:4318"
+    assert {f"KVREG_{name.upper()}" for name in names} <= variables(
+        render({"engine": {"settings": given}})
+    ).keys()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": {"source": "pvc"}}, "set model.claimName"),
+        ({"model": {"source": "hostPath"}}, "set model.hostPath"),
+        ({"apiKeys": {"existingSecret": "keys"}}, "operator.adminKey.existingSecret"),
+        ({"operator": {"elsewhereNamespace": "ops"}}, "exclude each other"),
+        (
+            {"engine": {"extraEnv": [{"name": "kvreg_lanes", "value": "2"}]}},
+            "set engine.settings.lanes",
+        ),
+    ],
+)
+def test_contradiction_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(HelmError, match=message):
+        render(values)
+
+
+def test_longest_name_is_rendered_and_a_longer_one_refused() -> None:
+    longest = "kvreg-" + "a" * (MAX_TARGET_NAME_LENGTH - len("kvreg-"))
+    stateful_set = select(render(release=longest), "StatefulSet")
+    assert stateful_set["metadata"]["name"] == longest
+    with pytest.raises(HelmError, match=f"which is {MAX_TARGET_NAME_LENGTH + 1} characters"):
+        render(release=longest + "a")
+
+
+def test_name_with_a_dot_is_refused() -> None:
+    with pytest.raises(HelmError, match="a release name without one"):
+        render(release="kvreg.chat")
