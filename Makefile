@@ -7,20 +7,23 @@ BIN := $(VENV)/bin
 
 # What tests drive beside Python, as Debian names it; tests/system_parts.py says which needs what.
 SYSTEM_PACKAGES := prometheus chromium
+# What a whole cluster needs beside them. Go, which builds its programs, is not in Debian 12.
+CLUSTER_PACKAGES := buildah conntrack containerd containernetworking-plugins debootstrap iproute2 iptables runc
 
-.PHONY: setup system-deps serve test lint demo bench soak reference-model dashboards clean
+.PHONY: setup system-deps serve test lint demo bench soak reference-model dashboards clean \
+	images cluster-programs cluster test-cluster
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv -c constraints.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[engine,dev]' -c constraints.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[engine,operator,dev]' -c constraints.txt
 	@touch $(STAMP)
 
-# Installs what is missing of SYSTEM_PACKAGES. Without them their tests are skipped, and fail in CI.
+# Installs what is missing of these. Without them their tests are skipped, and fail in CI.
 system-deps:
-	@.ci/system-deps $(SYSTEM_PACKAGES)
+	@.ci/system-deps $(SYSTEM_PACKAGES) $(CLUSTER_PACKAGES)
 
 serve: setup
 	$(BIN)/kvreg serve $(ARGS)
@@ -36,6 +39,26 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+
+# The two images, with buildah, podman or docker.
+IMAGE_BUILDER ?= $(firstword $(foreach tool,buildah podman docker,$(if $(shell command -v $(tool)),$(tool))))
+IMAGE_TAG ?= dev
+
+images:
+	@test -n "$(IMAGE_BUILDER)" || { echo "images: install buildah, podman or docker" >&2; exit 1; }
+	$(IMAGE_BUILDER) build --file service/Dockerfile --tag kvreg/engine:$(IMAGE_TAG) $(IMAGE_ARGS) .
+	$(IMAGE_BUILDER) build --file operator/Dockerfile --tag kvreg/operator:$(IMAGE_TAG) $(IMAGE_ARGS) .
+
+# Builds Kubernetes and helm from tests/cluster/go.mod into a cache of the user; needs Go.
+cluster-programs: setup
+	$(BIN)/python -m tests.cluster programs
+
+# A shell beside a real cluster of one node with the chart installed; needs root and Go.
+cluster: setup
+	$(BIN)/python -m tests.cluster shell
+
+test-cluster: setup
+	$(BIN)/python -m tests.cluster test $(ARGS)
 
 bench: setup
 	$(BIN)/python tests/bench $(if $(PEER),--peer $(PEER)) $(ARGS)

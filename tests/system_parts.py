@@ -1,8 +1,8 @@
 """Programs beside Python that some tests drive: where they are, and what it means when one is not.
 
-Owns the list of programs and of the Debian packages that bring them; ``make system-deps`` installs
-those. On a developer's machine a test without its program is skipped, and the end of the run says
-how many were. In CI it fails: a skip there would look like a pass.
+Owns the list of programs and what brings them: Debian packages, by ``make system-deps``, or Go, by
+``make cluster-programs``. On a developer's machine a test without its program is skipped, and the
+end of the run says how many were. In CI it fails: a skip there would look like a pass.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import pytest
+from tests.cluster.harness.places import find_binaries
 
 PACKAGES = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "chromium"}
-"""The Debian package of each program."""
+"""The Debian package of each program that has one."""
+
+BUILT = frozenset({"helm"})
+"""Programs that are built beside those of the cluster."""
 
 _MISSING = "missing system part: "
 
@@ -27,11 +31,15 @@ def require_part(program: str) -> str:
     Raises:
         KeyError: The program is not in the list.
     """
-    package = PACKAGES[program]
-    path = shutil.which(program)
+    if program in BUILT:
+        path = shutil.which(program, path=str(find_binaries())) or shutil.which(program)
+        origin = "`make cluster-programs`, which needs Go"
+    else:
+        path = shutil.which(program)
+        origin = f"Debian package {PACKAGES[program]}; `make system-deps`"
     if path is not None:
         return path
-    _give_up(f"{_MISSING}{program} (Debian package {package}; `make system-deps`)")
+    _give_up(f"{_MISSING}{program} ({origin})")
 
 
 def count_missing(reasons: Iterable[str]) -> Counter[str]:

@@ -1,0 +1,117 @@
+"""``python -m tests.cluster``: builds what a real cluster needs, and runs tests or a shell in one.
+
+Owns what is missing and how that is said, and the order: programs, images, isolation, command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.cluster.harness.images import ensure_images
+from tests.cluster.harness.isolation import run_isolated
+from tests.cluster.harness.places import (
+    BINARIES_VARIABLE,
+    MODULE,
+    RUN_VARIABLE,
+    Cache,
+    find_cache,
+)
+from tests.cluster.harness.programs import ProgramsMissing, ensure_programs, monitoring_crds
+from tests.cluster.harness.runtime import CNI_PLUGINS
+
+PARTS = {
+    "buildah": "buildah",
+    "containerd": "containerd",
+    "conntrack": "conntrack",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "runc": "runc",
+    "sysctl": "procps",
+    "unshare": "util-linux",
+}
+"""The Debian package of each program that the cluster drives."""
+
+STATUS_SKIPPED = 0
+STATUS_MISSING = 3
+
+
+def main() -> int:
+    """Read the command line and do it; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser.add_argument("what", choices=("test", "shell", "programs"))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
+    asked = parser.parse_args()
+    cache = find_cache()
+    cache.root.mkdir(parents=True, exist_ok=True)
+    with cache.lock.open("w") as lock:
+        _take(lock.fileno(), cache)
+        try:
+            if asked.what == "programs":
+                ensure_programs(cache)
+                return 0
+            _require_parts()
+            return _run_inside(cache, _command(asked.what, asked.arguments))
+        except ProgramsMissing as err:
+            return _give_up(str(err))
+
+
+def _run_inside(cache: Cache, command: list[str]) -> int:
+    binaries = ensure_programs(cache)
+    monitoring_crds(cache)
+    # Sockets lie here, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="kvreg-") as run:
+        folder = Path(run)
+        (folder / "logs").mkdir()
+        ensure_images(cache, folder)
+        variables = {RUN_VARIABLE: run, BINARIES_VARIABLE: str(binaries)}
+        return run_isolated(command, {**os.environ, **variables})
+
+
+def _command(what: str, arguments: list[str]) -> list[str]:
+    if what == "shell":
+        return [sys.executable, "-m", "tests.cluster.shell"]
+    return [sys.executable, "-m", "pytest", str(MODULE), "--durations=15", *arguments]
+
+
+def _require_parts() -> None:
+    """Say what this machine lacks.
+
+    Raises:
+        ProgramsMissing: It cannot run a cluster.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise ProgramsMissing("a cluster needs Linux and root")
+    # Debian keeps some of these where only root looks.
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    absent = {package for part, package in PARTS.items() if shutil.which(part) is None}
+    if not (CNI_PLUGINS / "bridge").is_file():
+        absent.add("containernetworking-plugins")
+    if absent:
+        names = " ".join(sorted(absent))
+        raise ProgramsMissing(f"`make system-deps` installs what is missing: {names}")
+
+
+def _give_up(reason: str) -> int:
+    is_ci = os.environ.get("CI", "").lower() not in {"", "0", "false"}
+    rule = "=" * 100
+    sys.stderr.write(f"{rule}\nNO CLUSTER, AND NONE OF ITS TESTS RAN: {reason}\n{rule}\n")
+    return STATUS_MISSING if is_ci else STATUS_SKIPPED
+
+
+def _take(descriptor: int, cache: Cache) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(f"cluster: waiting for another run that uses {cache.root}\n")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

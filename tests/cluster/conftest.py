@@ -1,0 +1,67 @@
+"""The one cluster that all tests of this folder share, inside a namespace of its own.
+
+Without that namespace nothing here is collected: ``make test-cluster`` makes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.places import BINARIES_VARIABLE, RUN_VARIABLE, find_cache
+from tests.cluster.harness.release import Release, base_values
+
+_RUN = os.environ.get(RUN_VARIABLE)
+collect_ignore_glob = [] if _RUN else ["test_*.py"]
+
+MakeRelease = Callable[..., Release]
+ShareRelease = MakeRelease
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    assert _RUN is not None
+    started = Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), Path(_RUN))
+    try:
+        started.start()
+        started.kubectl("apply", "-f", "charts/kvreg/files/kvregistryprofiles.yaml")
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> Iterator[str]:
+    return (f"story-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def make_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelease]:
+    """Installs releases, each in a namespace of its own, that go when the test ends."""
+    yield from _releases(cluster, namespaces)
+
+
+@pytest.fixture(scope="module")
+def share_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[ShareRelease]:
+    """The same for releases that the tests of a module share."""
+    yield from _releases(cluster, namespaces)
+
+
+def _releases(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelease]:
+    made: list[Release] = []
+
+    def make(*, replicas: int = 1, **changes: object) -> Release:
+        release = Release(cluster, next(namespaces), base_values(replicas=replicas))
+        made.append(release)
+        release.install(**changes)
+        release.wait_ready(replicas)
+        release.wait_ready(1, "operator")
+        return release
+
+    yield make
+    for release in made:
+        cluster.kubectl("delete", "namespace", release.namespace, "--wait=false")

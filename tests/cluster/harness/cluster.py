@@ -1,0 +1,149 @@
+"""A whole cluster with one node: started, asked through kubectl and helm, and killed.
+
+Owns the order of the start. The isolation around it is made before, by ``isolation``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.harness.control_plane import ControlPlane
+from tests.cluster.harness.credentials import ADMIN, NODE_NAME, Credentials
+from tests.cluster.harness.node import GPU_RESOURCE, NUM_GPUS, Node, make_network
+from tests.cluster.harness.places import Cache
+from tests.cluster.harness.runtime import Runtime
+
+_NODE_TIMEOUT_S = 60.0
+
+
+class CommandFailed(Exception):
+    """kubectl or helm ended with an error; the message is what it said."""
+
+
+class Cluster:
+    """One cluster in one namespace of the machine. Everything of a run lies in ``folder``."""
+
+    def __init__(self, binaries: Path, cache: Cache, folder: Path) -> None:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.binaries = binaries
+        self.credentials = Credentials(folder / "credentials")
+        self.control_plane = ControlPlane(binaries, folder, self.credentials)
+        self.runtime = Runtime(cache, folder, for_pods=True)
+        self.node = Node(binaries, folder, self.credentials, self.runtime)
+        self.kubeconfig = self.credentials.kubeconfig(ADMIN)
+
+    def start(self) -> None:
+        """Start everything and wait until the node is ready, with its cards.
+
+        Raises:
+            DaemonFailed: A program does not start.
+            TimeoutError: The node does not get ready.
+        """
+        make_network()
+        self.control_plane.start()
+        self.node.start()
+        wait_until(self._is_node_ready, _NODE_TIMEOUT_S, "the node is ready")
+        wait_until(self._has_account, _NODE_TIMEOUT_S, "the default service account is there")
+        # As a device plugin would; the kubelet keeps it.
+        patch = [
+            {
+                "op": "add",
+                "path": f"/status/capacity/{GPU_RESOURCE.replace('/', '~1')}",
+                "value": str(NUM_GPUS),
+            }
+        ]
+        arguments = ("patch", "node", NODE_NAME, "--subresource=status", "--type=json")
+        self.kubectl(*arguments, "-p", json.dumps(patch))
+
+    def stop(self) -> None:
+        """Kill every program. What containers are left dies with the namespace."""
+        node = (self.node.kubelet, self.node.kube_proxy, self.runtime.daemon)
+        for daemon in (*node, *reversed(self.control_plane.daemons)):
+            daemon.kill()
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl as an administrator and return what it prints.
+
+        Raises:
+            CommandFailed: It fails.
+        """
+        return self._run("kubectl", arguments, stdin)
+
+    def helm(self, *arguments: str) -> str:
+        """Run helm as an administrator and return what it prints.
+
+        Raises:
+            CommandFailed: It fails.
+        """
+        return self._run("helm", arguments, None)
+
+    def get(self, kind: str, name: str, namespace: str) -> dict[str, Any]:
+        """Return one object.
+
+        Raises:
+            CommandFailed: There is none.
+        """
+        found = self.kubectl("get", kind, name, "--namespace", namespace, "--output=json")
+        document: dict[str, Any] = json.loads(found)
+        return document
+
+    def list(self, kind: str, namespace: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind."""
+        arguments = ("get", kind, "--namespace", namespace, "--output=json")
+        items: list[dict[str, Any]] = json.loads(
+            self.kubectl(*arguments, f"--selector={selector}")
+        )["items"]
+        return items
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which any program talks to this cluster."""
+        path = f"{self.binaries}:{os.environ['PATH']}"
+        helm = {
+            f"HELM_{kind}_HOME": str(self.folder / "helm") for kind in ("CACHE", "CONFIG", "DATA")
+        }
+        return {**os.environ, **helm, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
+
+    def _run(self, program: str, arguments: tuple[str, ...], stdin: str | None) -> str:
+        done = subprocess.run(
+            [str(self.binaries / program), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise CommandFailed(f"{program} {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _has_account(self) -> bool:
+        return bool(self.list("serviceaccounts", "default", ""))
+
+    def _is_node_ready(self) -> bool:
+        try:
+            node = json.loads(self.kubectl("get", "node", NODE_NAME, "--output=json"))
+        except CommandFailed:
+            return False
+        conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", [])}
+        return conditions.get("Ready") == "True"
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Look again and again until it is so.
+
+    Raises:
+        TimeoutError: It was not so in time.
+    """
+    end_s = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.1)

@@ -1,0 +1,53 @@
+"""Where the cluster of the tests keeps what: what survives a run, and what one run leaves behind.
+
+Owns paths and the names of variables that move them. It creates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+MODULE = REPOSITORY / "tests" / "cluster"
+
+CACHE_VARIABLE = "KVREG_CLUSTER_CACHE"
+BINARIES_VARIABLE = "KVREG_CLUSTER_BIN"
+RUN_VARIABLE = "KVREG_CLUSTER_RUN"
+"""Set inside the namespace only: the folder of this run."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What is kept between runs: programs, images, and containerd with the images unpacked."""
+
+    root: Path
+
+    @property
+    def binaries(self) -> Path:
+        """Folder of the programs that are built from ``go.mod``."""
+        return self.root / "bin"
+
+    @property
+    def containerd(self) -> Path:
+        """Root of containerd: contents and snapshots."""
+        return self.root / "containerd"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one run that uses the cache."""
+        return self.root / "lock"
+
+
+def find_cache() -> Cache:
+    """Return the cache of this user, or the one that the environment names."""
+    named = os.environ.get(CACHE_VARIABLE)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Cache(Path(named) if named else Path(base) / "kvreg-cluster")
+
+
+def find_binaries() -> Path:
+    """Return the folder of the cluster's programs, which may not be there yet."""
+    named = os.environ.get(BINARIES_VARIABLE)
+    return Path(named) if named else find_cache().binaries

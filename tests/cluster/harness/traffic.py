@@ -1,0 +1,123 @@
+"""Clients that keep an engine busy: one long answer, or answers without a pause.
+
+Owns threads and what became of their requests.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import TracebackType
+from typing import Any
+
+import openai
+from tests.cluster.harness.release import MODEL
+
+from kvreg_service.reference_model import REFERENCE_MODEL_PATH
+
+_JOIN_TIMEOUT_S = 120.0
+QUESTION = [{"role": "user", "content": "My locker code is 4921. Can you keep that in mind?"}]
+
+
+def endless(max_tokens: int) -> dict[str, Any]:
+    """Return a request whose answer ends after that many tokens and not before."""
+    config = json.loads((REFERENCE_MODEL_PATH / "generation_config.json").read_text())
+    ends = config["eos_token_id"]
+    banned = {str(token): -100 for token in (ends if isinstance(ends, list) else [ends])}
+    return {
+        "model": MODEL,
+        "messages": QUESTION,
+        "max_tokens": max_tokens,
+        "logit_bias": banned,
+        "temperature": 0,
+    }
+
+
+class Stream:
+    """One streamed answer, read by a thread of its own."""
+
+    def __init__(self, client: openai.OpenAI, max_tokens: int) -> None:
+        self._client = client
+        self._asked = endless(max_tokens)
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+
+    def start(self) -> Stream:
+        """Send the request and wait for the first piece of the answer."""
+        self._thread.start()
+        assert self._has_begun.wait(_JOIN_TIMEOUT_S), "no answer began"
+        assert self.error is None, self.error
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has ended, in whatever way."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> str | None:
+        """Wait for the end and return its reason.
+
+        Raises:
+            Exception: Whatever cut the answer.
+        """
+        self._thread.join(_JOIN_TIMEOUT_S)
+        assert self.is_over, "the answer does not end"
+        if self.error is not None:
+            raise self.error
+        return self.finish_reason
+
+    def _read(self) -> None:
+        try:
+            for chunk in self._client.chat.completions.create(stream=True, **self._asked):
+                if chunk.choices and chunk.choices[0].delta.content:
+                    self._has_begun.set()
+                if chunk.choices and chunk.choices[0].finish_reason:
+                    self.finish_reason = chunk.choices[0].finish_reason
+        except Exception as err:  # noqa: BLE001 - handed to the test
+            self.error = err
+        finally:
+            self._has_begun.set()
+
+
+class Load:
+    """Clients that ask without a pause, so that an engine with one lane is never idle."""
+
+    def __init__(self, client: openai.OpenAI, num_clients: int = 3) -> None:
+        self._client = client
+        self._is_ending = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, daemon=True) for _ in range(num_clients)
+        ]
+        self.num_answers = 0
+        self.errors: list[Exception] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Let the running answers end, and send nothing more."""
+        self._is_ending.set()
+        for thread in self._threads:
+            thread.join(_JOIN_TIMEOUT_S)
+
+    def _ask(self) -> None:
+        while not self._is_ending.is_set():
+            try:
+                self._client.chat.completions.create(**endless(300))
+                self.num_answers += 1
+            except openai.OpenAIError as err:
+                self.errors.append(err)
+                # An engine that is away for a moment is not asked in a tight loop.
+                self._is_ending.wait(0.2)
