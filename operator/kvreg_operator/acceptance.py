@@ -1,7 +1,7 @@
 """Whether a profile may be carried out at all, before anything is touched.
 
-Owns the reasons for a refusal. The memory arithmetic is the engine's own: this only reads its
-answers.
+Owns the reasons for a refusal. The memory arithmetic is the engine's own, in a pod or in a Job; its
+answers are only read here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvreg_operator.observed import Fit, Observed
+from kvreg_operator.fleet import Fleet
+from kvreg_operator.observed import Observed
 from kvreg_operator.profile import KVRegistryProfile
 
 RefusalReason = Literal["Conflict", "TargetNotFound", "ContainerNotFound", "DoesNotFit"]
@@ -24,11 +25,11 @@ class Refusal:
 
 
 def find_refusal(
-    profile: KVRegistryProfile, observed: Observed, *, has_work: bool
+    profile: KVRegistryProfile, observed: Observed, fleet: Fleet | None
 ) -> Refusal | None:
-    """Return why the profile is refused, or None.
+    """Return why the profile is refused, or None. What is served already fits, whoever doubts it.
 
-    ``has_work`` says that pods would have to be replaced: what is served already fits.
+    ``fleet`` is what is there of the target, and None where there is no target or no engine in it.
     """
     ref = profile.spec.target_ref
     elder = min((other.seniority for other in observed.others), default=profile.seniority)
@@ -48,16 +49,11 @@ def find_refusal(
         return Refusal(
             "ContainerNotFound", f"{ref.kind} {ref.name} has no container {ref.container}: {known}"
         )
-    worst = _worst_fit(observed)
-    if has_work and worst is not None and not worst.fits:
+    worst = fleet.worst_fit if fleet is not None and fleet.has_work else None
+    if worst is not None and not worst.fits:
         return Refusal(
             "DoesNotFit",
             f"the profile needs {worst.required_bytes} bytes and an engine has "
             f"{worst.available_bytes}: short by {worst.short_by_bytes}; no pod was touched",
         )
     return None
-
-
-def _worst_fit(observed: Observed) -> Fit | None:
-    fits = [pod.engine.fit for pod in observed.pods if pod.engine and pod.engine.fit]
-    return max(fits, key=lambda fit: fit.short_by_bytes, default=None)

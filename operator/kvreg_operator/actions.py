@@ -17,17 +17,26 @@ class ApplyConfigMap:
 
 @dataclass(frozen=True)
 class SetUpdateStrategy:
-    """Merge-patch the target so that only the operator replaces its pods."""
+    """Merge-patch the target so that only the operator replaces its pods.
+
+    On condition that the target is the one that was looked at.
+    """
 
     patch: Manifest
+    resource_version: str
 
 
 @dataclass(frozen=True)
 class PatchTemplate:
-    """Apply the operator's fields of the target's pod template, server-side."""
+    """Apply the operator's fields of the target's pod template, server-side.
+
+    On condition that the target is the one that was looked at, or what the ``SetUpdateStrategy``
+    before it made of that.
+    """
 
     settings_hash: str
     manifest: Manifest
+    resource_version: str
 
 
 @dataclass(frozen=True)
@@ -53,4 +62,28 @@ class DeleteConfigMap:
     name: str
 
 
-Action = ApplyConfigMap | SetUpdateStrategy | PatchTemplate | DrainPod | DeletePod | DeleteConfigMap
+@dataclass(frozen=True)
+class RunFitJob:
+    """Run a Job that computes whether the profile fits."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class DeleteFitJob:
+    """Delete a Job whose answer nobody needs any more."""
+
+    name: str
+
+
+Action = (
+    ApplyConfigMap
+    | SetUpdateStrategy
+    | PatchTemplate
+    | DrainPod
+    | DeletePod
+    | DeleteConfigMap
+    | RunFitJob
+    | DeleteFitJob
+)

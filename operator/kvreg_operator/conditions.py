@@ -90,7 +90,9 @@ def _progressing(fleet: Fleet, step: Step) -> Finding:
         return Finding("Progressing", "False", step.waiting.reason, step.waiting.message)
     if fleet.has_work or fleet.stranded:
         waits = "" if step.waiting is None else f"; {step.waiting.message}"
-        return Finding("Progressing", "True", "Rolling", f"pods are replaced one by one{waits}")
+        doubt = "" if fleet.unanswered is None else f"; {fleet.unanswered}"
+        message = f"pods are replaced one by one{waits}{doubt}"
+        return Finding("Progressing", "True", "Rolling", message)
     if step.waiting is not None:
         return Finding("Progressing", "True", step.waiting.reason, step.waiting.message)
     return Finding("Progressing", "False", "Complete", "all pods were made from the profile")

@@ -63,6 +63,10 @@ class PermanentError(OperatorError):
     """Only a change by a person helps."""
 
 
+class InvalidSettings(PermanentError):
+    """The process was told something that it cannot start with."""
+
+
 def class_of(code: str | None, status: int) -> Class:
     """Class a failure by its code, or by its HTTP status where the code is not one of kvreg's."""
     if code in ERROR_CLASSES:

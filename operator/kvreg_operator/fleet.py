@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvreg_operator.observed import Observed, Pod, Target
+from kvreg_operator.observed import Fit, FitJob, Observed, Pod, Target
 from kvreg_operator.profile import ProfileSpec
 from kvreg_operator.rendering import config_map_name
 
@@ -21,7 +21,9 @@ class Fleet:
     pods: tuple[Pod, ...]
     config_maps: frozenset[str]
     mounted: frozenset[str]
+    fit_jobs: tuple[FitJob, ...]
     desired_hash: str
+    desired_fit_job: str
 
     @property
     def desired_config_map(self) -> str:
@@ -85,13 +87,48 @@ class Fleet:
         return canary is None or pod.ordinal >= self.target.ordinals.stop - canary.pods
 
     @property
+    def worst_fit(self) -> Fit | None:
+        """The answer that leaves least: of the engines, or, where none gives one, of the Job."""
+        fits = [pod.engine.fit for pod in self.pods if pod.engine and pod.engine.fit]
+        if not fits and self.fit_job is not None and self.fit_job.answer is not None:
+            fits = [self.fit_job.answer]
+        return max(fits, key=lambda fit: fit.short_by_bytes, default=None)
+
+    @property
+    def fit_job(self) -> FitJob | None:
+        """The Job that answers for what is wanted, if there is one."""
+        return next((job for job in self.fit_jobs if job.name == self.desired_fit_job), None)
+
+    @property
+    def obsolete_fit_jobs(self) -> tuple[str, ...]:
+        """Jobs that answer for what nobody wants any more."""
+        return tuple(job.name for job in self.fit_jobs if job.name != self.desired_fit_job)
+
+    @property
+    def unanswered(self) -> str | None:
+        """Why nobody says whether the profile fits although a Job was run for it, if so."""
+        if self.worst_fit is not None or self.fit_job is None or self.fit_job.failure is None:
+            return None
+        return (
+            f"Job {self.fit_job.name} ended without saying whether the profile fits "
+            f"({self.fit_job.failure}); no engine serves, so nothing is lost by trying"
+        )
+
+    @property
     def unused_config_maps(self) -> tuple[str, ...]:
         """ConfigMaps of the operator that neither the template nor any pod refers to."""
         used = {self.desired_config_map, self.target.config_map, *self.mounted}
         return tuple(sorted(self.config_maps - used))
 
 
-def build_fleet(spec: ProfileSpec, observed: Observed, target: Target, desired_hash: str) -> Fleet:
+def build_fleet(
+    spec: ProfileSpec,
+    observed: Observed,
+    target: Target,
+    *,
+    desired_hash: str,
+    desired_fit_job: str,
+) -> Fleet:
     """Sort what was observed of an existing target."""
     pods = sorted(observed.pods, key=lambda pod: pod.ordinal)
     return Fleet(
@@ -100,5 +137,7 @@ def build_fleet(spec: ProfileSpec, observed: Observed, target: Target, desired_h
         pods=tuple(pod for pod in pods if pod.ordinal in target.ordinals),
         config_maps=observed.config_maps,
         mounted=frozenset(pod.config_map for pod in pods if pod.config_map is not None),
+        fit_jobs=observed.fit_jobs,
         desired_hash=desired_hash,
+        desired_fit_job=desired_fit_job,
     )

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from kvreg_operator.profile import ConditionType, ProfileStatus
 from kvreg_operator.rollout import DeferralReason
+from kvreg_operator.targets import WatchKind
 
 RollResult = Literal["completed", "failed", "superseded"]
 ReconcileResult = Literal["unchanged", "changed", "temporary_error", "permanent_error"]
-WatchKind = Literal["KVRegistryProfile", "StatefulSet", "Pod"]
 
 
 class OperatorMetrics:

@@ -5,8 +5,8 @@ Owns the shapes between whoever looks and whoever decides. It reads nothing itse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from kvreg_operator.profile import EffectiveSettings, KVRegistryProfile
 
@@ -91,10 +91,12 @@ class Target:
 
     ``settings_hash`` and ``config_map`` are those of its pod template, and ``update_revision`` the
     controller's name for it. The controller has seen the template once ``observed_generation``
-    reaches ``generation``.
+    reaches ``generation``. ``resource_version`` is that of the whole object, ``template`` the pod
+    template as it is written, and ``claims`` the volumes that each pod gets a claim of its own for.
     """
 
     uid: str
+    resource_version: str
     generation: int
     observed_generation: int
     replicas: int
@@ -104,6 +106,8 @@ class Target:
     settings_hash: str | None
     config_map: str | None
     first_ordinal: int = 0
+    template: dict[str, Any] = field(default_factory=dict)
+    claims: tuple[str, ...] = ()
 
     @property
     def ordinals(self) -> range:
@@ -112,14 +116,27 @@ class Target:
 
 
 @dataclass(frozen=True)
+class FitJob:
+    """A Job that computes whether a profile fits.
+
+    ``answer`` is None until it has given one. ``failure`` says how it ended without.
+    """
+
+    name: str
+    answer: Fit | None
+    failure: str | None
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that a plan follows from, beside the profile itself and the time.
 
-    ``config_maps`` are the names of those the operator made for the target, ``others`` the other
-    profiles of the same target.
+    ``config_maps`` are the names of those the operator made for the target, ``fit_jobs`` its Jobs
+    for it, and ``others`` the other profiles of the same target.
     """
 
     target: Target | None
     pods: tuple[Pod, ...] = ()
     config_maps: frozenset[str] = frozenset()
     others: tuple[KVRegistryProfile, ...] = ()
+    fit_jobs: tuple[FitJob, ...] = ()

@@ -7,16 +7,18 @@ the middle of a roll goes on with it. Planning again after the actions took effe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from kvreg_operator.acceptance import Refusal, find_refusal
 from kvreg_operator.actions import (
     Action,
     ApplyConfigMap,
     DeleteConfigMap,
+    DeleteFitJob,
     DeletePod,
     DrainPod,
     PatchTemplate,
+    RunFitJob,
     SetUpdateStrategy,
 )
 from kvreg_operator.conditions import (
@@ -25,8 +27,9 @@ from kvreg_operator.conditions import (
     find_when_accepted,
     find_when_refused,
 )
+from kvreg_operator.fit_job import build_fit_job
 from kvreg_operator.fleet import Fleet, build_fleet
-from kvreg_operator.observed import Observed
+from kvreg_operator.observed import Observed, Target
 from kvreg_operator.profile import (
     Condition,
     EffectiveSettings,
@@ -36,7 +39,14 @@ from kvreg_operator.profile import (
     WaitingFor,
     moment_of,
 )
-from kvreg_operator.rollout import BOUNDED_REASONS, Step, Waiting, next_step
+from kvreg_operator.rollout import (
+    BOUNDED_REASONS,
+    Step,
+    Waiting,
+    Wanted,
+    drop_obsolete_fit_jobs,
+    next_step,
+)
 from kvreg_operator.settings_document import build_settings_document
 
 
@@ -51,7 +61,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows: the actions in their order, the status to write, the events to tell."""
+    """What follows: the actions in their order, the status to write, the events to tell.
+
+    ``events`` tell of the status; what to tell of an action once it is done, ``tell_action`` says.
+    """
 
     actions: tuple[Action, ...]
     status: ProfileStatus
@@ -62,18 +75,29 @@ def plan(profile: KVRegistryProfile, observed: Observed, now_s: float) -> Plan:
     """Return what to do now. ``now_s`` is in seconds since the epoch."""
     document = build_settings_document(profile.metadata.name, profile.spec)
     fleet: Fleet | None = None
-    if observed.target is not None:
-        fleet = build_fleet(profile.spec, observed, observed.target, document.hash)
-    has_work = fleet is not None and fleet.has_work
-    refusal = find_refusal(profile, observed, has_work=has_work)
-    if refusal is not None or fleet is None:
+    wanted: Wanted | None = None
+    if observed.target is not None and _has_engine(profile, observed.target):
+        wanted = Wanted(document, build_fit_job(profile, observed.target))
+        fleet = build_fleet(
+            profile.spec,
+            observed,
+            observed.target,
+            desired_hash=document.hash,
+            desired_fit_job=wanted.fit_job["metadata"]["name"],
+        )
+    refusal = find_refusal(profile, observed, fleet)
+    if refusal is not None or fleet is None or wanted is None:
         return _refuse(profile, refusal, fleet, document.hash, now_s)
     waited_s = _waited_s(profile.status, document.hash, now_s)
-    step = next_step(profile, fleet, document, waited_s=waited_s)
+    step = next_step(profile, fleet, wanted, waited_s=waited_s)
     findings = find_when_accepted(fleet, step)
     waiting_for = _waiting_for(profile.status, step.waiting, document.hash, now_s)
     status = _status(profile, fleet, document.hash, findings, waiting_for, now_s)
-    return Plan(step.actions, status, _events(profile.status, status, step))
+    return Plan(step.actions, status, _events(profile.status, status, fleet, step))
+
+
+def _has_engine(profile: KVRegistryProfile, target: Target) -> bool:
+    return profile.spec.target_ref.container in target.containers
 
 
 def _refuse(
@@ -83,12 +107,14 @@ def _refuse(
     desired_hash: str,
     now_s: float,
 ) -> Plan:
-    assert refusal is not None, "without a target a profile is refused"
+    assert refusal is not None, "without an engine a profile is refused"
     # Whoever is not in charge of the pods does not count them.
     shown = None if refusal.reason == "Conflict" else fleet
     findings = find_when_refused(refusal, shown)
     status = _status(profile, shown, desired_hash, findings, None, now_s)
-    return Plan((), status, _events(profile.status, status, Step()))
+    is_held = shown is None or profile.spec.rollout.paused
+    actions = () if shown is None or is_held else drop_obsolete_fit_jobs(shown)
+    return Plan(actions, status, _events(profile.status, status, shown, Step()))
 
 
 def _waited_s(previous: ProfileStatus, desired_hash: str, now_s: float) -> float:
@@ -154,8 +180,13 @@ def _count(fleet: Fleet) -> PodCounts:
     )
 
 
-def _events(previous: ProfileStatus, status: ProfileStatus, step: Step) -> tuple[Event, ...]:
-    told = [_tell_action(action) for action in step.actions]
+def _events(
+    previous: ProfileStatus, status: ProfileStatus, fleet: Fleet | None, step: Step
+) -> tuple[Event, ...]:
+    told = []
+    is_tried = any(isinstance(action, PatchTemplate) for action in step.actions)
+    if is_tried and fleet is not None and fleet.unanswered is not None:
+        told.append(Event("Warning", "FitUnknown", fleet.unanswered))
     for condition in status.conditions:
         earlier = previous.find_condition(condition.type)
         is_known = (
@@ -178,7 +209,8 @@ def _tell_condition(condition: Condition) -> Event | None:
     return Event("Warning" if is_bad else "Normal", condition.reason, condition.message)
 
 
-def _tell_action(action: Action) -> Event:
+def tell_action(action: Action) -> Event | None:
+    """Return what a person should read of an action that was done, if anything."""
     match action:
         case ApplyConfigMap(name=name):
             return Event("Normal", "SettingsWritten", f"wrote ConfigMap {name}")
@@ -194,3 +226,10 @@ def _tell_action(action: Action) -> Event:
             return Event("Normal", "PodReplaced", f"deleted {name}, to be made from the template")
         case DeleteConfigMap(name=name):
             return Event("Normal", "SettingsRemoved", f"removed ConfigMap {name}, now unused")
+        case RunFitJob(name=name):
+            message = f"started Job {name}, which computes whether the profile fits"
+            return Event("Normal", "FitAsked", message)
+        case DeleteFitJob():
+            return None
+        case _:
+            assert_never(action)

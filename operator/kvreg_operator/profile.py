@@ -223,6 +223,7 @@ class Metadata(ResourcePart):
     namespace: str
     uid: str
     generation: int
+    resource_version: str | None = None
     creation_timestamp: datetime
     deletion_timestamp: datetime | None = None
 

@@ -1,7 +1,8 @@
 """The next step of a roll: what to do now, or what to wait for.
 
-Owns the order (settings, template, one pod after the other) and the gates. It never makes a second
-pod unavailable, needs no spare GPU, and stops where an engine cannot be asked: doubt means waiting.
+Owns the order (fit, settings, template, one pod after the other) and the gates. It never makes a
+second pod unavailable, needs no spare GPU, and stops where an engine cannot be asked: doubt means
+waiting.
 
 A pod is replaced in two steps. First its idle engine is asked to drain, so that no request can
 arrive between the look at it and its end; then, when it is drained and idle, the pod is deleted.
@@ -16,15 +17,18 @@ from kvreg_operator.actions import (
     Action,
     ApplyConfigMap,
     DeleteConfigMap,
+    DeleteFitJob,
     DeletePod,
     DrainPod,
     PatchTemplate,
+    RunFitJob,
     SetUpdateStrategy,
 )
 from kvreg_operator.fleet import Fleet
 from kvreg_operator.observed import Pod
 from kvreg_operator.profile import KVRegistryProfile
 from kvreg_operator.rendering import (
+    Manifest,
     build_config_map,
     build_strategy_patch,
     build_template_patch,
@@ -60,15 +64,33 @@ class Step:
 Passage = Literal["drain", "delete"]
 
 
-def next_step(
-    profile: KVRegistryProfile, fleet: Fleet, document: SettingsDocument, *, waited_s: float
-) -> Step:
+@dataclass(frozen=True)
+class Wanted:
+    """What a profile is rendered to: the settings of its pods, and the Job that tries them on."""
+
+    document: SettingsDocument
+    fit_job: Manifest
+
+
+def next_step(profile: KVRegistryProfile, fleet: Fleet, wanted: Wanted, *, waited_s: float) -> Step:
     """Return the next step. ``waited_s`` is how long an engine was waited for already."""
     rollout = profile.spec.rollout
     if rollout.paused:
         return _paused(fleet)
-    settings = _ensure_settings(profile, fleet, document)
+    step = _go_on(profile, fleet, wanted, waited_s)
+    return Step(step.actions + drop_obsolete_fit_jobs(fleet), step.waiting)
+
+
+def drop_obsolete_fit_jobs(fleet: Fleet) -> tuple[Action, ...]:
+    """Delete the Jobs that answer for earlier edits, also of a profile that is refused."""
+    return tuple(DeleteFitJob(name) for name in fleet.obsolete_fit_jobs)
+
+
+def _go_on(profile: KVRegistryProfile, fleet: Fleet, wanted: Wanted, waited_s: float) -> Step:
+    settings = _ensure_settings(profile, fleet, wanted.document)
     if not fleet.is_template_current:
+        if _needs_fit_job(fleet):
+            return _wait_for_fit_job(fleet, wanted)
         return _patch_template(profile, fleet, settings, waited_s)
     if not fleet.stale and not fleet.stranded:
         return Step(settings + _collect_garbage(fleet), _wait_for_absent(fleet))
@@ -103,7 +125,27 @@ def _ensure_settings(
 def _ensure_strategy(fleet: Fleet) -> tuple[Action, ...]:
     if fleet.target.strategy == "OnDelete":
         return ()
-    return (SetUpdateStrategy(build_strategy_patch()),)
+    return (SetUpdateStrategy(build_strategy_patch(), fleet.target.resource_version),)
+
+
+def _needs_fit_job(fleet: Fleet) -> bool:
+    """Say whether the settings are new, nobody has said that they fit, and no engine can.
+
+    Settings that were written before were let pass then. So a revert out of a crash loop, where no
+    engine can be asked either, does not wait for a Job.
+    """
+    if any(pod.is_available for pod in fleet.pods) or fleet.worst_fit is not None:
+        return False
+    is_new = fleet.desired_config_map not in fleet.config_maps
+    return is_new and fleet.unanswered is None
+
+
+def _wait_for_fit_job(fleet: Fleet, wanted: Wanted) -> Step:
+    message = "no engine serves that could say whether the profile fits; a Job computes it"
+    waiting = Waiting("FitUnknown", message, is_deferred=False)
+    if fleet.fit_job is not None:
+        return Step(waiting=waiting)
+    return Step((RunFitJob(fleet.desired_fit_job, wanted.fit_job),), waiting)
 
 
 def _patch_template(
@@ -114,11 +156,11 @@ def _patch_template(
     A template that lost the settings which all pods still run is restored at once.
     """
     is_change = not all(fleet.has_settings(pod) for pod in fleet.stale)
+    if is_change and (doubt := _doubt_about_fit(fleet)) is not None:
+        return Step(waiting=doubt)
     if profile.spec.rollout.strategy == "RollingUpdate" and is_change:
         pod = _next_pod(fleet)
         if pod is not None:
-            if (doubt := _doubt_about_fit(fleet)) is not None:
-                return Step(waiting=doubt)
             passage = _gate(fleet, pod, waited_s)
             if isinstance(passage, Waiting):
                 return Step(waiting=passage)
@@ -127,7 +169,7 @@ def _patch_template(
         target=profile.spec.target_ref,
         settings_hash=fleet.desired_hash,
     )
-    patch = PatchTemplate(fleet.desired_hash, manifest)
+    patch = PatchTemplate(fleet.desired_hash, manifest, fleet.target.resource_version)
     # The strategy goes first: with the old one, the patch itself would start a roll.
     return Step((*settings, *_ensure_strategy(fleet), patch))
 
@@ -234,4 +276,8 @@ def _not_ready(names: tuple[str, ...]) -> Waiting:
 
 
 def _collect_garbage(fleet: Fleet) -> tuple[Action, ...]:
-    return tuple(DeleteConfigMap(name) for name in fleet.unused_config_maps)
+    """Remove what is left of a roll once every pod serves: until then it may be reverted."""
+    if fleet.absent:
+        return ()
+    jobs = () if fleet.fit_job is None else (DeleteFitJob(fleet.fit_job.name),)
+    return (*(DeleteConfigMap(name) for name in fleet.unused_config_maps), *jobs)

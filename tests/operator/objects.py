@@ -15,6 +15,7 @@ from kvreg_operator.settings_document import build_settings_document
 NOW_S = 1_800_000_000.0
 TARGET = "chat"
 FITS = Fit(fits=True, required_bytes=100, available_bytes=200, short_by_bytes=0)
+TEMPLATE = {"spec": {"containers": [{"name": "engine", "image": "engine:1"}]}}
 TOO_LARGE = Fit(fits=False, required_bytes=300, available_bytes=200, short_by_bytes=100)
 
 
@@ -100,6 +101,7 @@ def make_target(served: KVRegistryProfile | None, replicas: int, **changes: Any)
     """Make a target whose template is that of a profile, or one nobody has touched."""
     target = Target(
         uid="uid-of-target",
+        resource_version="40",
         generation=4,
         observed_generation=4,
         replicas=replicas,
@@ -108,6 +110,7 @@ def make_target(served: KVRegistryProfile | None, replicas: int, **changes: Any)
         update_revision=None if served is None else hash_of(served),
         settings_hash=None if served is None else hash_of(served),
         config_map=None if served is None else config_map_name(TARGET, hash_of(served)),
+        template=TEMPLATE,
     )
     return replace(target, **changes)
 

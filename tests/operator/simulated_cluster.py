@@ -15,12 +15,22 @@ from kvreg_operator.actions import (
     Action,
     ApplyConfigMap,
     DeleteConfigMap,
+    DeleteFitJob,
     DeletePod,
     DrainPod,
     PatchTemplate,
+    RunFitJob,
     SetUpdateStrategy,
 )
-from kvreg_operator.observed import EngineState, Observed, Pod, Target, UpdateStrategy
+from kvreg_operator.observed import (
+    EngineState,
+    Fit,
+    FitJob,
+    Observed,
+    Pod,
+    Target,
+    UpdateStrategy,
+)
 from kvreg_operator.plan import Plan, plan
 from kvreg_operator.profile import KVRegistryProfile, ProfileSpec, ProfileStatus
 from kvreg_operator.rendering import config_map_name
@@ -28,6 +38,7 @@ from kvreg_operator.rendering import config_map_name
 TICK_S = 30
 LOADING_TICKS = 2
 TERMINATING_TICKS = 1
+COMPUTING_TICKS = 2
 MAX_ENTRIES_THAT_FIT = 8
 
 
@@ -57,6 +68,15 @@ class SimulatedPod:
 
 
 @dataclass
+class SimulatedJob:
+    """A Job that computes whether a profile fits, or ends without an answer."""
+
+    answer: Fit
+    is_lost: bool
+    computing_ticks: int = COMPUTING_TICKS
+
+
+@dataclass
 class SimulatedCluster:
     """One target with one profile in charge of it."""
 
@@ -73,6 +93,8 @@ class SimulatedCluster:
     specs: dict[str, ProfileSpec] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     pods: dict[int, SimulatedPod] = field(default_factory=dict)
+    jobs: dict[str, SimulatedJob] = field(default_factory=dict)
+    loses_jobs: bool = False
     others: tuple[KVRegistryProfile, ...] = ()
     ticks: int = 0
     pods_made: int = 0
@@ -91,6 +113,8 @@ class SimulatedCluster:
         self.ticks += 1
         self.observed_generation = self.generation
         self.seen_hash, self.seen_image = self.template_hash, self.image
+        for job in self.jobs.values():
+            job.computing_ticks = max(0, job.computing_ticks - 1)
         for pod in list(self.pods.values()):
             pod.loading_ticks = max(0, pod.loading_ticks - 1)
             pod.busy_ticks = max(0, pod.busy_ticks - 1)
@@ -131,11 +155,16 @@ class SimulatedCluster:
     def forget_status(self) -> None:
         self.profile = self.profile.model_copy(update={"status": ProfileStatus()})
 
-    def observe(self) -> Observed:
+    @property
+    def fit(self) -> Fit:
         fits = self.profile.spec.registry_entries <= MAX_ENTRIES_THAT_FIT
+        return FITS if fits else TOO_LARGE
+
+    def observe(self) -> Observed:
         template = self.template_hash
         target = Target(
             uid="uid-of-target",
+            resource_version=str(self.generation),
             generation=self.generation,
             observed_generation=self.observed_generation,
             replicas=self.replicas,
@@ -144,6 +173,7 @@ class SimulatedCluster:
             update_revision=self.seen_revision,
             settings_hash=template,
             config_map=None if template is None else config_map_name(TARGET, template),
+            template={"spec": {"containers": [{"name": "engine", "image": self.image}]}},
         )
         pods = []
         for sim in self.pods.values():
@@ -154,7 +184,7 @@ class SimulatedCluster:
                     running=int(sim.busy_ticks > 0),
                     queued=0,
                     is_draining=sim.is_draining,
-                    fit=FITS if fits else TOO_LARGE,
+                    fit=self.fit,
                 )
             mounted = None
             if sim.settings_hash is not None:
@@ -174,7 +204,13 @@ class SimulatedCluster:
                     failure="CrashLoopBackOff" if sim.is_broken else None,
                 )
             )
-        return Observed(target, tuple(pods), frozenset(self.config_maps), self.others)
+        jobs = []
+        for name, job in self.jobs.items():
+            has_ended = job.computing_ticks == 0
+            answer = job.answer if has_ended and not job.is_lost else None
+            failure = "DeadlineExceeded" if has_ended and job.is_lost else None
+            jobs.append(FitJob(name, answer, failure))
+        return Observed(target, tuple(pods), frozenset(self.config_maps), self.others, tuple(jobs))
 
     def reconcile(self, arrival: int | None = None) -> Plan:
         """Observe, plan, execute and write the status: one pass of the operator.
@@ -189,6 +225,8 @@ class SimulatedCluster:
             self.pods[arrival].busy_ticks = 2
         if planned.actions:
             self._require_permission()
+        if any(isinstance(action, PatchTemplate) for action in planned.actions):
+            self._require_fit()
         for action in planned.actions:
             self._execute(action)
         self.profile = self.profile.model_copy(update={"status": planned.status})
@@ -197,6 +235,14 @@ class SimulatedCluster:
     def _require_permission(self) -> None:
         assert not self.profile.spec.rollout.paused, "paused"
         assert all(other.seniority > self.profile.seniority for other in self.others), "conflict"
+
+    def _require_fit(self) -> None:
+        """Settings that do not fit are tried only where no engine serves and no Job could tell."""
+        was_written = config_map_name(TARGET, hash_of(self.profile)) in self.config_maps
+        if self.fit.fits or was_written:
+            return
+        is_lost = any(job.is_lost and job.computing_ticks == 0 for job in self.jobs.values())
+        assert is_lost, "settings that do not fit were tried"
 
     def _execute(self, action: Action) -> None:
         match action:
@@ -220,6 +266,12 @@ class SimulatedCluster:
             case DeleteConfigMap(name=name):
                 self._require_unused(name)
                 self.config_maps.remove(name)
+            case RunFitJob(name=name):
+                asked = [pod for k, pod in self.pods.items() if k < self.replicas and pod.serves]
+                assert not asked, "an engine can be asked"
+                self.jobs[name] = SimulatedJob(self.fit, self.loses_jobs)
+            case DeleteFitJob(name=name):
+                del self.jobs[name]
             case _:
                 assert_never(action)
 

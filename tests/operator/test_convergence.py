@@ -85,6 +85,10 @@ def replace_target_by_hand(cluster: SimulatedCluster) -> None:
     cluster.generation += 1
 
 
+def toggle_loss_of_jobs(cluster: SimulatedCluster) -> None:
+    cluster.loses_jobs = not cluster.loses_jobs
+
+
 def upgrade_image(cluster: SimulatedCluster) -> None:
     cluster.image = "image-2"
     cluster.generation += 1
@@ -123,6 +127,7 @@ HAPPENINGS = st.one_of(
             break_settings,
             replace_target_by_hand,
             upgrade_image,
+            toggle_loss_of_jobs,
             add_elder_profile,
             remove_other_profiles,
             SimulatedCluster.forget_status,
@@ -188,6 +193,7 @@ def test_any_history_converges_to_the_profile(replicas: int, history: History) -
     assert cluster.template_hash == desired
     assert {pod.revision for pod in cluster.pods.values()} == {f"{cluster.image}-{desired}"}
     assert len(cluster.config_maps) == 1
+    assert not cluster.jobs
 
 
 @settings(SEARCH, max_examples=200)

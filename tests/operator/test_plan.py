@@ -30,7 +30,7 @@ from kvreg_operator.actions import (
     SetUpdateStrategy,
 )
 from kvreg_operator.observed import Observed, Pod
-from kvreg_operator.plan import Plan, plan
+from kvreg_operator.plan import Plan, plan, tell_action
 from kvreg_operator.profile import KVRegistryProfile
 from kvreg_operator.rendering import config_map_name
 
@@ -321,6 +321,13 @@ def test_on_delete_strategy_patches_the_template_of_a_busy_target() -> None:
     assert PatchTemplate in kinds(plan(profile, observe(OLD, busy_pod(0, OLD)), NOW_S))
 
 
+def test_on_delete_strategy_does_not_stand_in_for_an_answer_about_the_fit() -> None:
+    profile = asked(rollout={"strategy": "OnDelete"})
+    planned = plan(profile, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
+    assert planned.actions == ()
+    assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
+
+
 def test_on_delete_strategy_leaves_pods_to_people() -> None:
     profile = asked(rollout={"strategy": "OnDelete"})
     planned = plan(profile, observe(profile, make_pod(0, OLD)), NOW_S)
@@ -462,8 +469,8 @@ def test_status_survives_being_written_and_read() -> None:
 
 def test_every_action_is_told() -> None:
     planned = plan(NEW, observe(OLD, make_pod(0, OLD)), NOW_S)
-    told = {event.reason for event in planned.events}
-    assert {"SettingsWritten", "TemplatePatched"} <= told
+    told = [event.reason for event in map(tell_action, planned.actions) if event is not None]
+    assert told == ["SettingsWritten", "TemplatePatched"]
 
 
 def test_refusal_is_told_once() -> None:

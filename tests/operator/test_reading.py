@@ -22,7 +22,12 @@ RUNNING = {"name": "engine", "started": True, "state": {"running": {"startedAt":
 
 def stateful_set(**spec: Any) -> dict[str, Any]:
     return {
-        "metadata": {"name": TARGET, "uid": "uid-of-target", "generation": 3},
+        "metadata": {
+            "name": TARGET,
+            "uid": "uid-of-target",
+            "resourceVersion": "7",
+            "generation": 3,
+        },
         "spec": {"template": TEMPLATE, **spec},
         "status": {"observedGeneration": 2, "updateRevision": "chat-7c9"},
     }

@@ -1,0 +1,187 @@
+"""The program: builds every part and hands it to the next. The one place that does so.
+
+Owns the order of a start and of an end. What a part does is written in the part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import httpx
+import kopf
+from kubernetes_asyncio.client.api_client import ApiClient
+from prometheus_client import CollectorRegistry, start_http_server
+
+from kvreg_operator.cluster_api import (
+    PROFILES,
+    ClusterApi,
+    NotServed,
+    load_cluster_configuration,
+)
+from kvreg_operator.engine_directory import EngineDirectory
+from kvreg_operator.errors import InvalidSettings, OperatorError, PermanentError, TemporaryError
+from kvreg_operator.event_recorder import EventRecorder
+from kvreg_operator.handlers import PROBE_PATH, Ears, build_kopf_settings, build_registry
+from kvreg_operator.hearing import Hearing
+from kvreg_operator.log_format import install_json_log
+from kvreg_operator.metrics import OperatorMetrics
+from kvreg_operator.profile import GROUP, PLURAL
+from kvreg_operator.reconciler import Reconciler
+from kvreg_operator.rendering import FIELD_MANAGER
+from kvreg_operator.resync import Resync
+from kvreg_operator.settings import Settings, load_settings
+from kvreg_operator.target_queue import TargetQueue
+from kvreg_operator.workers import NUM_WORKERS, Workers
+
+STATUS_FAILED = 1
+STATUS_INVALID = 2
+# A definition that is installed beside the operator is served within this.
+DEFINITION_TIMEOUT_S = 20.0
+# Missed rounds of lists until the operator is taken for cut off.
+ROUNDS_UNTIL_SILENT = 4
+
+# Not the name of the module, which is __main__ or not by the way it was started.
+_logger = logging.getLogger("kvreg_operator")
+
+
+def main() -> None:
+    """Carry out profiles until a signal ends it."""
+    try:
+        settings = load_settings()
+    except InvalidSettings as err:
+        sys.stderr.write(f"kvreg-operator: {err}\n")
+        sys.exit(STATUS_INVALID)
+    install_json_log(settings.log_level)
+    sys.exit(asyncio.run(run(settings)))
+
+
+async def run(settings: Settings) -> int:
+    """Carry out profiles until a signal; return the exit status."""
+    stop = asyncio.Event()
+    # The first process of a container has no default for a signal; Kopf takes them over later.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    registry = CollectorRegistry()
+    metrics = OperatorMetrics(registry, time.monotonic)
+    try:
+        configuration = await load_cluster_configuration()
+        with _serve_metrics(registry, settings):
+            async with (
+                ApiClient(configuration) as client,
+                # A proxy of the environment leads out of the cluster, and engines are inside.
+                httpx.AsyncClient(trust_env=False) as http,
+            ):
+                client.user_agent = FIELD_MANAGER
+                await _run_parts(settings, ClusterApi(client), http, metrics, stop)
+    except OperatorError as err:
+        _logger.critical("the operator ends: %s", err)
+        return STATUS_FAILED
+    except Exception:
+        # As a watch that was refused for too long: a new process may be let in again.
+        _logger.critical("the operator ends", exc_info=True)
+        return STATUS_FAILED
+    _logger.info("the operator ends as asked")
+    return 0
+
+
+async def _run_parts(
+    settings: Settings,
+    api: ClusterApi,
+    http: httpx.AsyncClient,
+    metrics: OperatorMetrics,
+    stop: asyncio.Event,
+) -> None:
+    await _await_definition(api, settings.namespaces[0], stop)
+    if stop.is_set():
+        return
+    queue = TargetQueue(time.monotonic)
+    silent_after_s = max(ROUNDS_UNTIL_SILENT * settings.resync_s, settings.deaf_after_s)
+    hearing = Hearing(
+        time.monotonic, deaf_after_s=settings.deaf_after_s, silent_after_s=silent_after_s
+    )
+    resync = Resync(
+        api,
+        settings.namespaces,
+        hearing,
+        queue,
+        metrics,
+        time.monotonic,
+        resync_s=settings.resync_s,
+        deaf_after_s=settings.deaf_after_s,
+    )
+    engines = EngineDirectory(http, settings.api_key_file)
+    recorder = EventRecorder(api, time.time, socket.gethostname())
+    workers = Workers(queue, Reconciler(api, engines, recorder, metrics, time.time), metrics)
+    watches = kopf.operator(
+        registry=build_registry(Ears(hearing, queue, metrics)),
+        settings=build_kopf_settings(),
+        namespaces=settings.namespaces,
+        # Otherwise it asks who the user is, which fails for a number without a name.
+        identity=cast(Any, FIELD_MANAGER),
+        liveness_endpoint=f"http://{_host(settings)}:{settings.liveness_port}{PROBE_PATH}",
+    )
+    works = [workers.work() for _ in range(NUM_WORKERS)]
+    await _run_until_one_ends(stop.wait(), resync.run(), *works, watches)
+
+
+async def _run_until_one_ends(*parts: Coroutine[object, object, object]) -> None:
+    """Run the parts side by side; when one ends, end the others, and raise what went wrong.
+
+    Kopf, which ends at a signal by itself, comes last: at its end it cancels whatever tasks were
+    made after its start.
+    """
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+
+
+async def _await_definition(api: ClusterApi, namespace: str, stop: asyncio.Event) -> None:
+    """Wait until the API server serves profiles: Kopf looks for the kinds once, at its start."""
+    deadline_s = time.monotonic() + DEFINITION_TIMEOUT_S
+    while not stop.is_set():
+        failure: OperatorError
+        try:
+            await api.list_all(PROFILES, namespace)
+        except NotServed:
+            failure = PermanentError(f"the definition {PLURAL}.{GROUP} is not installed")
+        except TemporaryError as err:
+            failure = err
+        else:
+            return
+        if time.monotonic() > deadline_s:
+            raise failure
+        await asyncio.sleep(1.0)
+
+
+@contextmanager
+def _serve_metrics(registry: CollectorRegistry, settings: Settings) -> Iterator[None]:
+    server, thread = start_http_server(settings.metrics_port, addr=settings.host, registry=registry)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _host(settings: Settings) -> str:
+    return f"[{settings.host}]" if ":" in settings.host else settings.host
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The engines of one target, asked side by side.
+
+Owns which pods are asked, how many at once, with which key, and what is logged of those that do not
+answer: once per change, as a pod that loads for ten minutes is looked at every few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import httpx
+
+from kvreg_operator.engine_client import EngineClient
+from kvreg_operator.errors import OperatorError, PermanentError, TemporaryError
+from kvreg_operator.observed import EngineState
+from kvreg_operator.profile import KVRegistryProfile
+from kvreg_operator.reading import find_engine_url, has_started
+from kvreg_operator.rendering import Manifest
+from kvreg_operator.targets import TargetKey
+
+# Far more than one target has pods that are worth rolling one by one.
+MAX_ASKED_AT_ONCE = 16
+RETRY_DELAY_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineDirectory:
+    """Finds engines by their pods. ``http`` is closed by its owner; the key's file is read anew."""
+
+    def __init__(self, http: httpx.AsyncClient, api_key_file: Path | None) -> None:
+        self._http = http
+        self._api_key_file = api_key_file
+        self._places = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
+        self._silent: dict[TargetKey, dict[str, str]] = {}
+
+    async def ask(
+        self, target: TargetKey, profile: KVRegistryProfile, pods: Iterable[Manifest]
+    ) -> Mapping[str, EngineState]:
+        """Return what the engines say, by the uid of the pod. Who does not answer is missing.
+
+        A container that has not started is not asked, nor one that is on its way out.
+
+        Raises:
+            PermanentError: The key cannot be read.
+        """
+        container = profile.spec.target_ref.container
+        client = self._client()
+        asked = [
+            pod
+            for pod in pods
+            if has_started(pod, container) and "deletionTimestamp" not in pod["metadata"]
+        ]
+        answers = await asyncio.gather(*(self._look(client, profile, pod) for pod in asked))
+        states, silent = {}, {}
+        for pod, answer in zip(asked, answers, strict=True):
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            earlier = self._silent.get(target, {}).get(uid)
+            if isinstance(answer, EngineState):
+                states[uid] = answer
+                if earlier is not None:
+                    _logger.info("the engine of %s/%s answers again", target.namespace, name)
+                continue
+            silent[uid] = answer
+            if answer != earlier:
+                message = "the engine of %s/%s gives no answer: %s"
+                _logger.warning(message, target.namespace, name, answer)
+        self._silent[target] = silent
+        return states
+
+    def forget(self, target: TargetKey) -> None:
+        """Forget a target that no profile names any more."""
+        self._silent.pop(target, None)
+
+    async def drain(self, pod: Manifest, container: str) -> None:
+        """Ask the engine of a pod to take nothing new.
+
+        Raises:
+            TemporaryError: It has no address, or does not answer now.
+            PermanentError: It refuses, or the key cannot be read.
+        """
+        await self._client().drain(_require_url(pod, container))
+
+    async def _look(
+        self, client: EngineClient, profile: KVRegistryProfile, pod: Manifest
+    ) -> EngineState | str:
+        async with self._places:
+            try:
+                url = _require_url(pod, profile.spec.target_ref.container)
+                return await client.look(url, profile.spec)
+            except OperatorError as err:
+                return str(err)
+
+    def _client(self) -> EngineClient:
+        if self._api_key_file is None:
+            return EngineClient(self._http)
+        try:
+            key = self._api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as err:
+            raise PermanentError(f"the API key cannot be read: {err}") from err
+        return EngineClient(self._http, key or None)
+
+
+def _require_url(pod: Manifest, container: str) -> str:
+    url = find_engine_url(pod, container)
+    if url is None:
+        name = pod["metadata"]["name"]
+        message = f"pod {name} has no address, or container {container} has no port named http"
+        raise TemporaryError(message, delay_s=RETRY_DELAY_S)
+    return url

@@ -1,0 +1,103 @@
+"""One plan, carried out: each action becomes one request, on the conditions it names.
+
+Owns the translation of actions to requests. It decides nothing: what to do, in which order, and
+what comes after a failure is in the plan, and in the next look.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from kvreg_operator.actions import (
+    Action,
+    ApplyConfigMap,
+    DeleteConfigMap,
+    DeleteFitJob,
+    DeletePod,
+    DrainPod,
+    PatchTemplate,
+    RunFitJob,
+    SetUpdateStrategy,
+)
+from kvreg_operator.cluster_api import (
+    CONFIG_MAPS,
+    CONFLICT_DELAY_S,
+    JOBS,
+    PODS,
+    STATEFUL_SETS,
+    ClusterApi,
+    Conflict,
+)
+from kvreg_operator.engine_directory import EngineDirectory
+from kvreg_operator.profile import KVRegistryProfile
+from kvreg_operator.rendering import Manifest
+
+
+class Execution:
+    """Carries out the actions of one plan. It remembers which version of the target it made."""
+
+    def __init__(
+        self, api: ClusterApi, engines: EngineDirectory, profile: KVRegistryProfile
+    ) -> None:
+        self._api = api
+        self._engines = engines
+        self._namespace = profile.metadata.namespace
+        self._target = profile.spec.target_ref
+        self._version: str | None = None
+
+    async def carry_out(self, action: Action) -> None:
+        """Do what the action says; what is already so is success.
+
+        Raises:
+            OperatorError: The API server or the engine did not answer, or refused; ``Conflict``
+                where the object is no longer the one that was looked at.
+        """
+        match action:
+            case ApplyConfigMap(manifest=manifest):
+                await self._api.apply(CONFIG_MAPS, manifest)
+            case SetUpdateStrategy():
+                await self._set_strategy(action)
+            case PatchTemplate():
+                await self._patch_template(action)
+            case DrainPod(name=name, uid=uid):
+                await self._drain(name, uid)
+            case DeletePod(name=name, uid=uid):
+                await self._api.ensure_deleted(PODS, self._namespace, name, uid)
+            case DeleteConfigMap(name=name):
+                await self._api.ensure_deleted(CONFIG_MAPS, self._namespace, name)
+            case RunFitJob(manifest=manifest):
+                await self._api.ensure_created(JOBS, manifest)
+            case DeleteFitJob(name=name):
+                await self._api.ensure_deleted(JOBS, self._namespace, name)
+            case _:
+                assert_never(action)
+
+    async def _set_strategy(self, action: SetUpdateStrategy) -> None:
+        patch = _on_condition(action.patch, action.resource_version)
+        patched = await self._api.merge_patch(
+            STATEFUL_SETS, self._namespace, self._target.name, patch
+        )
+        if patched is None:
+            raise Conflict(f"StatefulSet {self._target.name} is gone", delay_s=CONFLICT_DELAY_S)
+        self._version = patched["metadata"]["resourceVersion"]
+
+    async def _patch_template(self, action: PatchTemplate) -> None:
+        version = self._version or action.resource_version
+        await self._api.apply(STATEFUL_SETS, _on_condition(action.manifest, version))
+
+    async def _drain(self, name: str, uid: str) -> None:
+        # A container that crashed has another address by now.
+        pod = await self._api.find(PODS, self._namespace, name)
+        if pod is None or pod["metadata"]["uid"] != uid:
+            return
+        await self._engines.drain(pod, self._target.container)
+
+
+def _on_condition(manifest: Manifest, resource_version: str) -> Manifest:
+    """Have the API server refuse the write when the object has changed since it was looked at.
+
+    A target that somebody replaced meanwhile may have another strategy, under which a new template
+    would roll at once; one that was deleted must not come back.
+    """
+    metadata = {**manifest.get("metadata", {}), "resourceVersion": resource_version}
+    return {**manifest, "metadata": metadata}

@@ -1,0 +1,130 @@
+"""The settings of the operator's process, from the environment only.
+
+Owns names, types, limits and defaults. What one set of engines serves is no setting of the
+process: that is in its profile. How the cluster is reached is the Kubernetes client's own business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from kvreg_operator.errors import InvalidSettings
+
+ENV_PREFIX = "KVREG_OPERATOR_"
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# Kubernetes puts these into every pod beside a Service called "kvreg-operator".
+_SERVICE_LINK = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
+
+
+class Settings(BaseSettings):
+    """What the operator is told at its start. Use ``load_settings``, which reports every problem.
+
+    A variable that is set to nothing counts as not set.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+    )
+
+    # There is no default: watching a namespace that nobody named takes rights nobody gave.
+    namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        min_length=1, description="Namespaces whose profiles are carried out, with commas."
+    )
+    # A file can change while the operator runs; it is read anew with each look.
+    api_key_file: Path | None = Field(
+        default=None, description="File with an administrator's key of the engines."
+    )
+    # Nothing but this machine reaches a process that nobody configured; a pod sets 0.0.0.0.
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    metrics_port: int = Field(default=9090, ge=1, le=65535, description="Port of /metrics.")
+    liveness_port: int = Field(default=8080, ge=1, le=65535, description="Port of /healthz.")
+    # What no event tells, as an engine that changed its mind, is noticed after this time.
+    resync_s: float = Field(
+        default=30.0, gt=0, le=3600, description="Time between two looks at every profile."
+    )
+    # Two reconnections of a watch; with the probe's own delays still within two minutes.
+    deaf_after_s: float = Field(
+        default=60.0, gt=0, le=3600, description="How late a watch may tell what a list shows."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+
+    @field_validator("namespaces", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return tuple(dict.fromkeys(name for part in value.split(",") if (name := part.strip())))
+
+    @field_validator("namespaces")
+    @classmethod
+    def _names_are_exact(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [name for name in value if _NAMESPACE.fullmatch(name) is None]
+        if wrong:
+            raise PydanticCustomError(
+                "no_namespace",
+                "must be names of namespaces, without patterns; {wrong} is none",
+                {"wrong": ", ".join(wrong)},
+            )
+        return value
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _file_is_there(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise PydanticCustomError("no_file", "must be a file")
+        return value
+
+
+def load_settings() -> Settings:
+    """Read the environment into one frozen object.
+
+    Raises:
+        InvalidSettings: Anything is invalid; the message lists every problem, one a line.
+    """
+    problems = _find_unknown_names()
+    settings: Settings | None = None
+    try:
+        settings = Settings()  # type: ignore[call-arg]
+    except ValidationError as err:
+        problems += [_describe(details) for details in err.errors(include_url=False)]
+    if settings is None or problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise InvalidSettings(f"the settings are not valid:{lines}")
+    return settings
+
+
+def _find_unknown_names() -> list[str]:
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    problems = []
+    for name in sorted(os.environ):
+        if not name.upper().startswith(ENV_PREFIX) or name.upper() in known:
+            continue
+        hint = ""
+        if _SERVICE_LINK.fullmatch(name.upper()):
+            hint = "; Kubernetes sets it unless enableServiceLinks is false in the pod"
+        problems.append(f"{name}: there is no such setting{hint}")
+    return problems
+
+
+def _describe(details: ErrorDetails) -> str:
+    name = str(details["loc"][0])
+    if details["type"] == "missing":
+        return f"{ENV_PREFIX}{name.upper()}: is required"
+    value = details["input"]
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    limit = details["msg"].removeprefix("Input ")
+    return f"{ENV_PREFIX}{name.upper()} = {str(value)[:80]}: {limit}"
