@@ -11,13 +11,13 @@ from tests.chart.helm import container, pod_template, render, select, select_all
 from kvreg_operator.settings import ENV_PREFIX, Settings, load_settings
 
 RIGHTS = {
-    ("kvreg.dev", "kvregistryprofiles"): {"get", "list", "watch"},
-    ("kvreg.dev", "kvregistryprofiles/status"): {"get", "patch"},
+    ("kvreg.dev", "kvregistryprofiles"): {"list", "watch"},
+    ("kvreg.dev", "kvregistryprofiles/status"): {"patch"},
     ("apps", "statefulsets"): {"get", "list", "watch", "patch"},
     ("", "pods"): {"get", "list", "watch", "delete"},
-    ("", "configmaps"): {"get", "list", "create", "patch", "delete"},
+    ("", "configmaps"): {"list", "create", "patch", "delete"},
     ("", "events"): {"create", "patch"},
-    ("batch", "jobs"): {"get", "list", "create", "delete"},
+    ("batch", "jobs"): {"list", "create", "delete"},
 }
 KEYS = {"operator": {"adminKey": {"existingSecret": "admin"}}}
 

@@ -77,7 +77,9 @@ def _run_inside(cache: Cache, command: list[str]) -> int:
 def _command(what: str, arguments: list[str]) -> list[str]:
     if what == "shell":
         return [sys.executable, "-m", "tests.cluster.shell"]
-    return [sys.executable, "-m", "pytest", str(MODULE), "--durations=15", *arguments]
+    names_tests = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+    tests = [] if names_tests else [str(MODULE)]
+    return [sys.executable, "-m", "pytest", "--durations=15", *arguments, *tests]
 
 
 def _require_parts() -> None:

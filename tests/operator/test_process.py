@@ -28,13 +28,13 @@ from tests.operator.fake_api import FakeApi, Request, path_of
 
 # What the Role of the chart grants; discovery is everybody's.
 RIGHTS = {
-    "kvregistryprofiles": {"get", "list", "watch"},
-    "kvregistryprofiles/status": {"get", "patch"},
+    "kvregistryprofiles": {"list", "watch"},
+    "kvregistryprofiles/status": {"patch"},
     "statefulsets": {"get", "list", "watch", "patch"},
     "pods": {"get", "list", "watch", "delete"},
-    "configmaps": {"get", "list", "create", "patch", "delete"},
+    "configmaps": {"list", "create", "patch", "delete"},
     "events": {"create", "patch"},
-    "jobs": {"get", "list", "create", "delete"},
+    "jobs": {"list", "create", "delete"},
 }
 DISCOVERY = re.compile(r"/apis?(/[^/]+){0,2}")
 TIMEOUT_S = 30.0

@@ -6,6 +6,7 @@ It needs root, Debian's buildah and debootstrap, and the network.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.harness.places import REPOSITORY, Cache
@@ -22,7 +24,36 @@ BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 ENGINE_IMAGE = "docker.io/kvreg/engine:test"
 OPERATOR_IMAGE = "docker.io/kvreg/operator:test"
 IMAGES = (ENGINE_IMAGE, OPERATOR_IMAGE, PAUSE_IMAGE)
-DOCKERFILES = {ENGINE_IMAGE: "service/Dockerfile", OPERATOR_IMAGE: "operator/Dockerfile"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A Dockerfile of the project, and all that it copies from the repository."""
+
+    dockerfile: str
+    sources: tuple[str, ...]
+
+    def digest(self) -> str:
+        """Digest everything that the image is made from."""
+        digest = hashlib.sha256((REPOSITORY / self.dockerfile).read_bytes())
+        for source in map(REPOSITORY.joinpath, self.sources):
+            files = [source] if source.is_file() else sorted(source.rglob("*"))
+            for file in files:
+                if file.is_file() and file.parent.name != "__pycache__":
+                    digest.update(
+                        f"{file.relative_to(REPOSITORY)} {file.stat().st_size}\n".encode()
+                    )
+                    digest.update(file.read_bytes())
+        return digest.hexdigest()
+
+
+_DEPENDENCIES = ("constraints.txt", "pyproject.toml")
+RECIPES = {
+    ENGINE_IMAGE: Recipe(
+        "service/Dockerfile", (*_DEPENDENCIES, "README.md", "LICENSE", "kernels", "service")
+    ),
+    OPERATOR_IMAGE: Recipe("operator/Dockerfile", (*_DEPENDENCIES, "operator")),
+}
 
 _CERTIFICATES = Path("/etc/ssl/certs")
 _BUNDLE = _CERTIFICATES / "ca-certificates.crt"
@@ -32,6 +63,23 @@ _APT_SOURCES = Path("/etc/apt/sources.list.d")
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
 
 
+class Record:
+    """What was built from what, and what the node has, as a file that outlives the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def get(self, what: str, image: str) -> str | None:
+        """Return what was noted, if anything."""
+        return self._content.get(f"{what} {image}")
+
+    def set(self, what: str, image: str, value: str) -> None:
+        """Note it, at once."""
+        self._content[f"{what} {image}"] = value
+        self._path.write_text(json.dumps(self._content))
+
+
 def ensure_images(cache: Cache, folder: Path) -> None:
     """Build all images and bring them to the containerd of the cache.
 
@@ -39,14 +87,18 @@ def ensure_images(cache: Cache, folder: Path) -> None:
         subprocess.CalledProcessError: A build fails, twice.
     """
     _ensure_base()
-    for image, dockerfile in DOCKERFILES.items():
-        build_image(image, dockerfile)
+    record = Record(cache.root / "images.json")
+    for image, recipe in RECIPES.items():
+        # buildah would read all of a large layer only to find that nothing has changed.
+        if _image_id(image) is None or record.get("built", image) != recipe.digest():
+            build_image(image, recipe.dockerfile)
+            record.set("built", image, recipe.digest())
     _build_pause()
     runtime = Runtime(cache, folder, for_pods=False)
     runtime.start()
     try:
         runtime.forget_containers()
-        _bring_all(cache, runtime)
+        _bring_all(cache, runtime, record)
     finally:
         runtime.daemon.kill()
 
@@ -111,21 +163,18 @@ def _build_pause() -> None:
         _buildah("bud", "--quiet", "--pull-never", "--tag", PAUSE_IMAGE, folder)
 
 
-def _bring_all(cache: Cache, runtime: Runtime) -> None:
+def _bring_all(cache: Cache, runtime: Runtime, record: Record) -> None:
     """Give containerd every image that is not there as it was built."""
-    record = cache.root / "images.json"
-    ids: dict[str, str] = json.loads(record.read_text()) if record.is_file() else {}
     there = set(runtime.ctr("images", "ls", "-q").split())
     for image in IMAGES:
         built = _image_id(image)
         assert built is not None, f"{image} was not built"
-        if image in there and ids.get(image) == built:
+        if image in there and record.get("brought", image) == built:
             continue
         # Beside the rest of the cache: the machine's own place for temporary files may be small.
         with tempfile.TemporaryDirectory(prefix="bring-", dir=cache.root) as folder:
             _bring(runtime, image, Path(folder))
-        ids[image] = built
-        record.write_text(json.dumps(ids))
+        record.set("brought", image, built)
 
 
 def _bring(runtime: Runtime, image: str, folder: Path) -> None:

@@ -1,0 +1,111 @@
+"""An API server that fails the operator in every way: what a person asks happens all the same.
+
+A proxy between the two fails requests. Each story edits the profile while it does, and looks for
+the outcome through the API server itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.conftest import ShareRelease
+from tests.cluster.harness.api_proxy import ApiProxy, Fault
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.release import PROFILES, Release
+
+PROFILE_KIND = PROFILES.partition(".")[0]
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: Cluster) -> Iterator[ApiProxy]:
+    proxy = ApiProxy(cluster.credentials)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture(scope="module")
+def shared(share_release: ShareRelease, proxy: ApiProxy) -> Release:
+    release = share_release(operator={"resyncSeconds": 4, "deafAfterSeconds": 8})
+    before = release.uids("operator")
+    release.kubectl("set", "env", f"deployment/{release.name}-operator", *proxy.variables)
+    release.wait_until(
+        lambda: bool(release.ready("operator") - before.keys()), "the operator uses the proxy"
+    )
+    release.apply(registryEntries=1)
+    release.wait_for("Ready", "True")
+    return release
+
+
+@pytest.fixture
+def release(shared: Release, proxy: ApiProxy) -> Iterator[Release]:
+    """The release with an operator that hears everything, before and after each story."""
+    yield shared
+    proxy.fail()
+    shared.wait_ready(1, "operator")
+
+
+def restarts(release: Release) -> int:
+    (pod,) = release.pods("operator").values()
+    count: int = pod["status"]["containerStatuses"][0]["restartCount"]
+    return count
+
+
+def serve_another_profile(release: Release) -> None:
+    entries = release.profile["spec"]["registryEntries"] + 1
+    release.edit(registryEntries=entries)
+    release.wait_until(
+        lambda: (
+            release.profile["status"].get("effective", {}).get("registryEntries") == entries
+            and release.condition("Ready")[0] == "True"
+        ),
+        "the edit is served",
+    )
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param((Fault(PROFILE_KIND, 500, is_watch=True),), id="watch-500"),
+        pytest.param((Fault(PROFILE_KIND, 403, is_watch=True),), id="watch-403"),
+        pytest.param((Fault(PROFILE_KIND, 429, is_watch=True, retry_after_s=1),), id="watch-429"),
+        pytest.param((Fault(PROFILE_KIND, None, is_watch=True),), id="watch-reset"),
+        pytest.param((Fault("pods", 500, is_watch=True),), id="pods-watch-500"),
+    ],
+)
+def test_edit_is_served_while_watches_fail(
+    release: Release, proxy: ApiProxy, faults: tuple[Fault, ...]
+) -> None:
+    proxy.fail(*faults)
+    serve_another_profile(release)
+    assert proxy.num_failed > 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault(PROFILE_KIND, 403), id="everything-403"),
+        pytest.param(Fault(PROFILE_KIND, 500), id="everything-500"),
+        pytest.param(Fault(PROFILE_KIND, None), id="everything-reset"),
+        pytest.param(Fault("statefulsets", 429, retry_after_s=1), id="everything-429"),
+    ],
+)
+def test_edit_is_served_once_the_api_server_answers_again(
+    release: Release, proxy: ApiProxy, fault: Fault
+) -> None:
+    before = proxy.num_failed
+    proxy.fail(fault)
+    release.wait_until(lambda: proxy.num_failed > before + 2, "the operator is refused")
+    engines = release.uids()
+    release.edit(restartId=str(fault))
+    proxy.fail()
+    release.wait_for("Ready", "True")
+    assert release.uids() != engines
+
+
+def test_operator_that_hears_nothing_is_restarted(release: Release, proxy: ApiProxy) -> None:
+    before = restarts(release)
+    # Watches are cut and begun anew for ever, which Kopf takes for ordinary life.
+    proxy.fail(Fault(PROFILE_KIND, None, is_watch=True))
+    release.edit(rollout={"idleTimeoutSeconds": 100 + before})
+    release.wait_until(lambda: restarts(release) > before, "the deaf operator is restarted")

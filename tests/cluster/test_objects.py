@@ -1,0 +1,116 @@
+"""What is rendered is taken by a real API server, and goes again; definitions can be upgraded."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.chart.renderings import all_renderings
+from tests.cluster.conftest import MakeRelease
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.places import find_cache
+from tests.cluster.harness.programs import monitoring_crds
+from tests.cluster.harness.release import CHART, PROFILES, Release, base_values
+
+CRD = CHART / "files" / "kvregistryprofiles.yaml"
+KINDS = "statefulsets,deployments,services,configmaps,secrets,serviceaccounts,roles,rolebindings,"
+KINDS += "networkpolicies,poddisruptionbudgets,pods,persistentvolumeclaims,jobs,leases"
+
+
+@pytest.fixture(scope="module")
+def with_monitoring(cluster: Cluster) -> Iterator[Cluster]:
+    folder = monitoring_crds(find_cache())
+    kinds = ("podmonitors", "servicemonitors", "prometheusrules")
+    files = [folder / f"monitoring.coreos.com_{kind}.yaml" for kind in kinds]
+    for file in files:
+        cluster.kubectl("create", "-f", str(file))
+    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=30s")
+    yield cluster
+    for file in files:
+        cluster.kubectl("delete", "-f", str(file), "--wait=false")
+
+
+def test_api_server_takes_every_rendering(with_monitoring: Cluster) -> None:
+    for name, objects in all_renderings():
+        namespaces = {o["metadata"]["namespace"] for o in objects if "namespace" in o["metadata"]}
+        for namespace in namespaces:
+            manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+            with_monitoring.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        text = yaml.safe_dump_all(objects)
+        options = ("--dry-run=server", "--server-side", "--force-conflicts", "--validate=strict")
+        told = with_monitoring.kubectl("apply", "-f", "-", *options, stdin=text)
+        assert len(told.splitlines()) == len(objects), name
+
+
+@pytest.mark.parametrize("file", sorted((CHART / "examples" / "profiles").glob("*.yaml")))
+def test_api_server_takes_every_example(cluster: Cluster, file: Path) -> None:
+    cluster.kubectl("apply", "-f", str(file), "--dry-run=server", "--validate=strict")
+
+
+def test_uninstalled_release_leaves_the_definition_only(
+    cluster: Cluster, make_release: MakeRelease
+) -> None:
+    release = make_release()
+    release.apply()
+    release.wait_for("Ready", "True")
+    release.kubectl("delete", PROFILES, release.name)
+    cluster.helm("uninstall", release.name, f"--namespace={release.namespace}", "--wait")
+
+    def left() -> set[str]:
+        names = release.kubectl("get", KINDS, "-o", "name").split()
+        return {n for n in names if "kube-root-ca" not in n and not n.endswith("account/default")}
+
+    release.wait_until(lambda: left() == set(), "everything is gone")
+    cluster.kubectl("get", "crd", PROFILES)
+
+
+def test_definition_that_a_release_brought_stays_with_its_profiles(cluster: Cluster) -> None:
+    cluster.kubectl("delete", "crd", PROFILES)
+    values = {**base_values(), "crd": {"install": True}}
+    release = Release(cluster, "brings-crd", values)
+    try:
+        release.install()
+        release.apply(registryEntries=3)
+        cluster.helm("uninstall", release.name, f"--namespace={release.namespace}", "--wait")
+        assert release.profile["spec"]["registryEntries"] == 3
+        # And the next installation of that name takes it over again.
+        release.install()
+        release.wait_for("Ready", "True")
+    finally:
+        cluster.kubectl("delete", "namespace", release.namespace, "--wait=false")
+
+
+def older(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return the definition as it was before canaries and anchors existed."""
+    made = copy.deepcopy(definition)
+    schema = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    for name in ("canary", "anchors"):
+        del schema["spec"]["properties"][name]
+    del schema["status"]["properties"]["waitingFor"]
+    return made
+
+
+def test_upgraded_definition_stores_new_fields_and_keeps_the_status(
+    cluster: Cluster, make_release: MakeRelease
+) -> None:
+    definition = yaml.safe_load(CRD.read_text())
+    apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+    cluster.kubectl(*apply, stdin=json.dumps(older(definition)))
+    release = make_release()
+    release.apply(registryEntries=3)
+    release.wait_for("Ready", "True")
+    before, uids = release.profile["status"], release.uids()
+    cluster.kubectl(*apply, stdin=json.dumps(definition))
+    assert release.profile["status"] == before
+    release.wait_for("Ready", "True")
+    assert release.uids() == uids
+    release.edit(anchors=1)
+    release.wait_until(
+        lambda: release.profile["status"].get("effective", {}).get("anchors") == 1,
+        "the new field is served",
+    )
