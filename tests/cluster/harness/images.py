@@ -59,6 +59,8 @@ _CERTIFICATES = Path("/etc/ssl/certs")
 _BUNDLE = _CERTIFICATES / "ca-certificates.crt"
 _MIRROR = "http://deb.debian.org/debian"
 _APT_SOURCES = Path("/etc/apt/sources.list.d")
+# Two copies of the dependencies, one packed, and what the build itself writes.
+_ROOM_BYTES = 25 * 1024**3
 # Nobody signs what was built a minute ago.
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
 
@@ -86,6 +88,7 @@ def ensure_images(cache: Cache, folder: Path) -> None:
     Raises:
         subprocess.CalledProcessError: A build fails, twice.
     """
+    _make_room()
     _ensure_base()
     record = Record(cache.root / "images.json")
     for image, recipe in RECIPES.items():
@@ -120,6 +123,14 @@ def build_image(image: str, dockerfile: str) -> None:
         # buildah is known to fail at once, now and then, and to succeed when it is asked again.
         _say(f"building {image} failed; trying once more")
         _buildah(*command)
+
+
+def _make_room() -> None:
+    """Give up what is kept of former builds where the next one may fill the disk."""
+    storage = Path("/var/lib/containers")
+    if storage.is_dir() and shutil.disk_usage(storage).free < _ROOM_BYTES:
+        _say("little disk is left: removing the layers of former builds")
+        _buildah("rmi", "--prune", "--force")
 
 
 def _ensure_base() -> None:
@@ -175,6 +186,10 @@ def _bring_all(cache: Cache, runtime: Runtime, record: Record) -> None:
         with tempfile.TemporaryDirectory(prefix="bring-", dir=cache.root) as folder:
             _bring(runtime, image, Path(folder))
         record.set("brought", image, built)
+    # The kubelet's names of images that were replaced keep gigabytes.
+    for name in runtime.ctr("images", "ls", "-q").split():
+        if name not in IMAGES:
+            runtime.ctr("images", "rm", "--sync", name)
 
 
 def _bring(runtime: Runtime, image: str, folder: Path) -> None:

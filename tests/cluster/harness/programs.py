@@ -83,7 +83,12 @@ def monitoring_crds(cache: Cache) -> Path:
             text=True,
         )
         source = Path(found.stdout.strip()) / "example" / "prometheus-operator-crd"
-        shutil.copytree(source, kept, copy_function=shutil.copyfile)
+        partial = kept.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial, copy_function=shutil.copyfile)
+        # Modules are read-only, folders included.
+        partial.chmod(0o755)
+        partial.rename(kept)
     return kept
 
 
