@@ -17,7 +17,6 @@ from tests.cluster.harness.images import ensure_images
 from tests.cluster.harness.isolation import run_isolated
 from tests.cluster.harness.places import (
     BINARIES_VARIABLE,
-    MODULE,
     RUN_VARIABLE,
     Cache,
     find_cache,
@@ -75,11 +74,8 @@ def _run_inside(cache: Cache, command: list[str]) -> int:
 
 
 def _command(what: str, arguments: list[str]) -> list[str]:
-    if what == "shell":
-        return [sys.executable, "-m", "tests.cluster.shell"]
-    names_tests = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
-    tests = [] if names_tests else [str(MODULE)]
-    return [sys.executable, "-m", "pytest", "--durations=15", *arguments, *tests]
+    module = "tests.cluster.shell" if what == "shell" else "tests.cluster.stories"
+    return [sys.executable, "-m", module, *arguments]
 
 
 def _require_parts() -> None:

@@ -23,20 +23,16 @@ ShareRelease = MakeRelease
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Cluster:
+    """The cluster that is running already; ``stories`` started it."""
     assert _RUN is not None
-    started = Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), Path(_RUN))
-    try:
-        started.start()
-        started.kubectl("apply", "-f", "charts/kvreg/files/kvregistryprofiles.yaml")
-        yield started
-    finally:
-        started.stop()
+    return Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), Path(_RUN))
 
 
 @pytest.fixture(scope="session")
 def namespaces() -> Iterator[str]:
-    return (f"story-{number}" for number in itertools.count())
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    return (f"story-{worker}-{number}" for number in itertools.count())
 
 
 @pytest.fixture
@@ -64,4 +60,5 @@ def _releases(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelea
 
     yield make
     for release in made:
-        cluster.kubectl("delete", "namespace", release.namespace, "--wait=false")
+        options = ("--wait=false", "--ignore-not-found")
+        cluster.kubectl("delete", "namespace", release.namespace, *options)

@@ -69,6 +69,7 @@ def test_uninstalled_release_leaves_the_definition_only(
     cluster.kubectl("get", "crd", PROFILES)
 
 
+@pytest.mark.alone
 def test_definition_that_a_release_brought_stays_with_its_profiles(cluster: Cluster) -> None:
     cluster.kubectl("delete", "crd", PROFILES)
     values = {**base_values(), "crd": {"install": True}}
@@ -95,6 +96,7 @@ def older(definition: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.alone
 def test_upgraded_definition_stores_new_fields_and_keeps_the_status(
     cluster: Cluster, make_release: MakeRelease
 ) -> None:

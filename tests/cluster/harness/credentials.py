@@ -37,16 +37,17 @@ IDENTITIES = (ADMIN, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, KUBELET, KUBE_PR
 
 
 class Credentials:
-    """Writes everything into ``folder`` at once."""
+    """What lies in ``folder``; it is written when it is not there yet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True)
-        self._authority = trustme.CA()
-        self._authority.cert_pem.write_to_path(str(self.authority))
-        self.write_server("server")
-        for identity in IDENTITIES:
-            self._write_client(identity)
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            authority = trustme.CA()
+            authority.cert_pem.write_to_path(str(self.authority))
+            self._write_server(authority)
+            for identity in IDENTITIES:
+                self._write_client(authority, identity)
 
     @property
     def authority(self) -> Path:
@@ -65,14 +66,14 @@ class Credentials:
         """The file with which a program acts as that identity."""
         return self._folder / f"{identity.name}.kubeconfig"
 
-    def write_server(self, name: str) -> None:
+    def _write_server(self, authority: trustme.CA) -> None:
         """Write a certificate for whoever answers as the API server."""
         hosts = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
-        leaf = self._authority.issue_cert(*hosts, "127.0.0.1", NODE_ADDRESS, API_SERVICE_ADDRESS)
-        self._write(name, leaf)
+        leaf = authority.issue_cert(*hosts, "127.0.0.1", NODE_ADDRESS, API_SERVICE_ADDRESS)
+        self._write("server", leaf)
 
-    def _write_client(self, identity: Identity) -> None:
-        leaf = self._authority.issue_cert(
+    def _write_client(self, authority: trustme.CA, identity: Identity) -> None:
+        leaf = authority.issue_cert(
             f"{identity.name}.internal",
             common_name=identity.user,
             organization_name=identity.group,

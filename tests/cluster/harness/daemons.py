@@ -1,11 +1,10 @@
 """Long-running programs of a cluster: started with a log, watched, and killed at the end.
 
-Owns one child process each. What it is started for is its caller's part.
+Owns one process each. What it is started for is its caller's part.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,37 +20,47 @@ class DaemonFailed(Exception):
 
 
 class Daemon:
-    """One program, by name. ``start`` may be called again after ``kill``."""
+    """One program, by name. Whoever has the same log may end it and start it again.
+
+    The process id stands beside the log, so that a test of another process can do so too.
+    """
 
     def __init__(
         self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self.log = log
+        self._pid_file = log.with_suffix(".pid")
         self._argv = list(argv)
         self._env = {**os.environ, **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int:
-        """The id of the running process."""
-        assert self._process is not None, f"{self.name} was not started"
-        return self._process.pid
+    def is_running(self) -> bool:
+        """Say whether the process is there and has not ended, whoever started it."""
+        if self._child is not None:
+            # A child that has ended stays until it is asked for its status.
+            self._child.poll()
+        try:
+            stat = Path(f"/proc/{self._pid_file.read_text()}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] != "Z"
 
     def start(self) -> None:
         """Start the program; its output is appended to the log."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._child = subprocess.Popen(
                 self._argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._env
             )
+        self._pid_file.write_text(str(self._child.pid))
 
     def kill(self) -> None:
         """End it at once. Effects: it is gone when this returns."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        if not self.is_running():
+            return
+        os.kill(int(self._pid_file.read_text()), signal.SIGKILL)
+        while self.is_running():
+            time.sleep(POLL_S)
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait until it is ready.
@@ -61,9 +70,8 @@ class Daemon:
         """
         end_s = time.monotonic() + timeout_s
         while not is_ready():
-            assert self._process is not None, f"{self.name} was not started"
-            if (status := self._process.poll()) is not None:
-                raise DaemonFailed(f"{self.name} ended with status {status}:\n{self.log_tail()}")
+            if not self.is_running():
+                raise DaemonFailed(f"{self.name} has ended:\n{self.log_tail()}")
             if time.monotonic() > end_s:
                 raise DaemonFailed(f"{self.name} not ready in {timeout_s} s:\n{self.log_tail()}")
             time.sleep(POLL_S)

@@ -22,7 +22,7 @@ from tests.cluster.harness.places import REPOSITORY
 CHART = REPOSITORY / "charts" / "kvreg"
 CPU_DEMO = CHART / "examples" / "values-cpu-demo.yaml"
 PROFILES = "kvregistryprofiles.kvreg.dev"
-TIMEOUT_S = 90.0
+TIMEOUT_S = 150.0
 MODEL = "kvreg-reference"
 
 Values = Mapping[str, Any]
@@ -127,7 +127,7 @@ class Release:
     @property
     def profile(self) -> dict[str, Any]:
         """The profile as the API server has it."""
-        return self.cluster.get(PROFILES, self.name, self.namespace)
+        return self.cluster.get("kvregistryprofiles", self.name, self.namespace)
 
     def condition(self, kind: str) -> tuple[str, str]:
         """Return status and reason of a condition of the newest generation, or two blanks."""
@@ -201,13 +201,13 @@ class Release:
     @property
     def target(self) -> dict[str, Any]:
         """The StatefulSet."""
-        return self.cluster.get("statefulset", self.name, self.namespace)
+        return self.cluster.get("statefulsets", self.name, self.namespace)
 
     # Clients.
 
     def url(self) -> str:
         """Return where clients find the engines: the address of the Service."""
-        service = self.cluster.get("service", self.name, self.namespace)
+        service = self.cluster.get("services", self.name, self.namespace)
         return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
 
     def pod_url(self, name: str, port: int = 8000) -> str:
