@@ -133,6 +133,25 @@ async def test_draining_engine_refuses_new_requests(
     assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
 
 
+async def test_draining_engine_takes_requests_within_the_grace_and_is_not_ready(
+    client: httpx.AsyncClient, body: dict[str, Any]
+) -> None:
+    await client.post("/admin/drain", params={"grace_s": 5})
+    assert (await client.get("/readyz")).status_code == 503
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("grace_s", ["-1", "601", "nan", "soon"])
+async def test_grace_that_makes_no_sense_drains_nothing(
+    client: httpx.AsyncClient, engine: FakeEngine, grace_s: str
+) -> None:
+    response = await client.post("/admin/drain", params={"grace_s": grace_s})
+    assert response.status_code in (400, 422)
+    assert "grace_s" in response.json()["error"]["message"]
+    assert not engine.is_draining
+
+
 async def test_profile_that_fits_is_not_short(client: httpx.AsyncClient) -> None:
     profile = {"lanes": 1, "entries": 2, "current_state": "keep"}
     response = await client.post("/admin/fit", json=profile)

@@ -96,3 +96,24 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(make_bench, ids):
 
     assert len(answer.tokens) == 12
     assert isinstance(refused, Draining)
+
+
+def test_draining_with_a_grace_still_takes_requests_and_is_not_ready(make_bench, ids):
+    bench = make_bench()
+    bench.engine.drain(grace_s=600)
+    assert bench.engine.is_draining
+    assert not bench.engine.is_ready
+
+    answer = bench.within_limit(bench.ask(bench.request(token_prompt(ids(1, 50)))))
+
+    assert len(answer.tokens) == 12
+
+
+@pytest.mark.parametrize("order", [(600, 0), (0, 600)])
+def test_of_two_graces_the_earlier_end_counts(make_bench, ids, order):
+    bench = make_bench()
+    for grace_s in order:
+        bench.engine.drain(grace_s)
+
+    with pytest.raises(Draining):
+        bench.within_limit(bench.ask(bench.request(token_prompt(ids(1, 50)))))

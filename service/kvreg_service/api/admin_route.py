@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field, model_validator
 
 from kvreg_service.api.context import ApiContext
@@ -32,6 +32,19 @@ class FitRequest(RequestBody):
         return self
 
 
+# Far longer than any balancer needs to notice a probe that fails.
+MAX_GRACE_S = 600.0
+Grace = Annotated[
+    float,
+    Query(
+        ge=0,
+        le=MAX_GRACE_S,
+        allow_inf_nan=False,
+        description="Seconds in which new requests are still taken, although `/readyz` fails.",
+    ),
+]
+
+
 class DrainReport(BaseModel):
     """What still runs when the draining begins."""
 
@@ -45,8 +58,8 @@ def build_admin_router(context: ApiContext) -> APIRouter:
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.post("/drain", status_code=202, summary="Finish what runs and take nothing new")
-    async def drain() -> DrainReport:
-        context.engine.drain()
+    async def drain(grace_s: Grace = 0.0) -> DrainReport:
+        context.engine.drain(grace_s)
         snapshot = context.engine.snapshot()
         return DrainReport(running=snapshot.running, queued=snapshot.queued)
 

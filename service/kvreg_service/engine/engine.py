@@ -95,7 +95,7 @@ class Engine:
         self._wake = threading.Condition(self._lock)
         self._delivery: Delivery[AnswerEvent] = Delivery()
         self._cancelled: list[RequestId] = []
-        self._is_draining = False
+        self._refuses_from_s: float | None = None
         self._is_closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="kvreg-step-loop", daemon=True)
@@ -108,13 +108,13 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """True when a new request would be taken."""
-        return self.is_alive and not self._is_draining and not self._is_closing
+        """True when new requests should come."""
+        return self.is_alive and not self.is_draining and not self._is_closing
 
     @property
     def is_draining(self) -> bool:
         """True from the first call of `drain` on."""
-        return self._is_draining
+        return self._refuses_from_s is not None
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield one ``Started``, any number of ``TextDelta`` and one ``Finished``."""
@@ -152,7 +152,7 @@ class Engine:
         with self._lock:
             return self._views.build(
                 time.monotonic(),
-                is_draining=self._is_draining,
+                is_draining=self.is_draining,
                 totals=self._publisher.totals(tenant),
                 tenant=tenant,
             )
@@ -212,9 +212,11 @@ class Engine:
         with self._lock:
             self._publisher.publish(self._scheduler.custody.set_quotas(quotas, time.monotonic()))
 
-    def drain(self) -> None:
-        """Take nothing new from now on; queued and running requests still finish."""
-        self._is_draining = True
+    def drain(self, grace_s: float = 0.0) -> None:
+        """Take nothing new once ``grace_s`` seconds are over; what was taken still finishes."""
+        asked_s = time.monotonic() + grace_s
+        known_s = self._refuses_from_s
+        self._refuses_from_s = asked_s if known_s is None else min(known_s, asked_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nothing runs or is queued; False when that took longer."""
@@ -240,7 +242,8 @@ class Engine:
     def _require_service(self) -> None:
         if self._failure is not None or not self._thread.is_alive():
             raise EngineDown("the step loop has ended; the engine must be restarted")
-        if self._is_draining or self._is_closing:
+        from_s = self._refuses_from_s
+        if self._is_closing or (from_s is not None and time.monotonic() >= from_s):
             raise Draining("the engine is draining and takes no new requests")
 
     def _sequence_id(self, shown: int, tenant: str | None) -> SequenceId:

@@ -302,7 +302,7 @@ class EngineProtocol(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """True when a new request would be taken: started, alive, sound and not draining."""
+        """True when new requests should come: started, alive, sound and not draining."""
         ...
 
     @property
@@ -395,8 +395,12 @@ class EngineProtocol(Protocol):
         """
         ...
 
-    def drain(self) -> None:
-        """Take nothing new from now on; queued and running requests still finish. Idempotent."""
+    def drain(self, grace_s: float = 0.0) -> None:
+        """Stop being ready at once, and take nothing new once ``grace_s`` seconds are over.
+
+        Whoever sends requests needs a moment to notice. Queued and running requests still finish.
+        Idempotent: of two calls the earlier end of the grace counts.
+        """
         ...
 
     async def wait_idle(self, timeout_s: float) -> bool:
