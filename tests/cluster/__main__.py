@@ -11,12 +11,15 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.harness.images import ensure_images
 from tests.cluster.harness.isolation import run_isolated
 from tests.cluster.harness.places import (
     BINARIES_VARIABLE,
+    MACHINE_LOCK,
     RUN_VARIABLE,
     Cache,
     find_cache,
@@ -49,16 +52,16 @@ def main() -> int:
     asked = parser.parse_args()
     cache = find_cache()
     cache.root.mkdir(parents=True, exist_ok=True)
-    with cache.lock.open("w") as lock:
-        _take(lock.fileno(), cache)
-        try:
-            if asked.what == "programs":
+    try:
+        if asked.what == "programs":
+            with _held(cache.lock):
                 ensure_programs(cache)
-                return 0
-            _require_parts()
+            return 0
+        _require_parts()
+        with _held(MACHINE_LOCK), _held(cache.lock):
             return _run_inside(cache, _command(asked.what, asked.arguments))
-        except ProgramsMissing as err:
-            return _give_up(str(err))
+    except ProgramsMissing as err:
+        return _give_up(str(err))
 
 
 def _run_inside(cache: Cache, command: list[str]) -> int:
@@ -103,12 +106,17 @@ def _give_up(reason: str) -> int:
     return STATUS_MISSING if is_ci else STATUS_SKIPPED
 
 
-def _take(descriptor: int, cache: Cache) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.stderr.write(f"cluster: waiting for another run that uses {cache.root}\n")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a lock, after whoever holds it now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write(f"cluster: waiting for another run, which holds {path}\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 if __name__ == "__main__":

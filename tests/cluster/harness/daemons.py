@@ -37,14 +37,16 @@ class Daemon:
 
     def is_running(self) -> bool:
         """Say whether the process is there and has not ended, whoever started it."""
-        if self._child is not None:
-            # A child that has ended stays until it is asked for its status.
-            self._child.poll()
         try:
             stat = Path(f"/proc/{self._pid_file.read_text()}/stat").read_text()
         except OSError:
             return False
-        return stat.rpartition(")")[2].split()[0] != "Z"
+        # One that has ended stays until its parent asks for its status.
+        if stat.rpartition(")")[2].split()[0] != "Z":
+            return True
+        if self._child is not None:
+            self._child.wait()
+        return False
 
     def start(self) -> None:
         """Start the program; its output is appended to the log."""

@@ -79,7 +79,10 @@ class Record:
     def set(self, what: str, image: str, value: str) -> None:
         """Note it, at once."""
         self._content[f"{what} {image}"] = value
-        self._path.write_text(json.dumps(self._content))
+        # Never half a file: it is read by every later run.
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self._content))
+        partial.rename(self._path)
 
 
 def ensure_images(cache: Cache, folder: Path) -> None:
@@ -92,10 +95,11 @@ def ensure_images(cache: Cache, folder: Path) -> None:
     _ensure_base()
     record = Record(cache.root / "images.json")
     for image, recipe in RECIPES.items():
-        # buildah would read all of a large layer only to find that nothing has changed.
-        if _image_id(image) is None or record.get("built", image) != recipe.digest():
+        # buildah would read all of a large layer only to find that nothing has changed. The id
+        # stands beside the digest, as somebody else may build under the same name.
+        if record.get("built", image) != f"{recipe.digest()} {_image_id(image)}":
             build_image(image, recipe.dockerfile)
-            record.set("built", image, recipe.digest())
+            record.set("built", image, f"{recipe.digest()} {_image_id(image)}")
     _build_pause()
     runtime = Runtime(cache, folder, for_pods=False)
     runtime.start()

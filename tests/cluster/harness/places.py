@@ -14,6 +14,9 @@ MODULE = REPOSITORY / "tests" / "cluster"
 
 CACHE_VARIABLE = "KVREG_CLUSTER_CACHE"
 BINARIES_VARIABLE = "KVREG_CLUSTER_BIN"
+MACHINE_LOCK = Path("/run/lock/kvreg-cluster")
+"""Held by the one run that uses this machine's buildah and control groups, whatever its cache."""
+
 RUN_VARIABLE = "KVREG_CLUSTER_RUN"
 """Set inside the namespace only: the folder of this run."""
 

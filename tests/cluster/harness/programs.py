@@ -45,7 +45,7 @@ def ensure_programs(cache: Cache) -> Path:
         if missing:
             raise ProgramsMissing(f"{BINARIES_VARIABLE} = {named} lacks {', '.join(missing)}")
         return Path(named)
-    if _stamp(cache).is_file() and _stamp(cache).read_text() == _fingerprint():
+    if _is_built(cache):
         return cache.binaries
     if shutil.which("go") is None:
         raise ProgramsMissing(
@@ -53,6 +53,8 @@ def ensure_programs(cache: Cache) -> Path:
             f"or set {BINARIES_VARIABLE} to a folder that holds {', '.join(NAMES)}"
         )
     cache.binaries.mkdir(parents=True, exist_ok=True)
+    # A build that is cut off leaves programs of two versions.
+    _stamp(cache).unlink(missing_ok=True)
     command = ["go", "build", "-trimpath", "-ldflags", _LINKER_FLAGS]
     subprocess.run(
         [*command, "-o", f"{cache.binaries}/", "tool"],
@@ -70,7 +72,7 @@ def monitoring_crds(cache: Cache) -> Path:
     Raises:
         ProgramsMissing: They were never fetched, and there is no Go.
     """
-    kept = cache.root / "monitoring-crds"
+    kept = cache.root / f"monitoring-crds-{_fingerprint()[:12]}"
     if not kept.is_dir():
         if shutil.which("go") is None:
             raise ProgramsMissing(f"Go fetches the CRDs of {_CRDS} and is not installed")
@@ -90,6 +92,13 @@ def monitoring_crds(cache: Cache) -> Path:
         partial.chmod(0o755)
         partial.rename(kept)
     return kept
+
+
+def _is_built(cache: Cache) -> bool:
+    stamp = _stamp(cache)
+    if not stamp.is_file() or stamp.read_text() != _fingerprint():
+        return False
+    return all((cache.binaries / name).is_file() for name in NAMES)
 
 
 def _stamp(cache: Cache) -> Path:

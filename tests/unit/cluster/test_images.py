@@ -53,6 +53,21 @@ def test_record_outlives_its_run(tmp_path: Path) -> None:
     assert Record(tmp_path / "record.json").get("brought", "engine") is None
 
 
+def test_record_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    Record(path).set("built", "engine", "abc")
+    write = Path.write_text
+
+    def write_half(self: Path, text: str) -> int:
+        write(self, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(KeyboardInterrupt):
+        Record(path).set("built", "engine", "def")
+    assert Record(path).get("built", "engine") == "abc"
+
+
 def test_values_are_merged_as_helm_does() -> None:
     values = {"engine": {"replicas": 1, "image": {"tag": "a"}}, "crd": {"install": True}}
     changes = {"engine": {"image": {"tag": "b"}}, "crd": None}
