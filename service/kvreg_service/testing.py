@@ -146,7 +146,7 @@ class FakeEngine:
     is_alive: bool = True
     is_sound: bool = True
     is_draining: bool = False
-    refuses: bool = False
+    has_grace: bool = False
     is_closed: bool = False
     is_full: bool = False
     available_bytes: int = 100
@@ -201,7 +201,7 @@ class FakeEngine:
 
     def require_room(self) -> None:
         """Refuse everything while the engine drains or is said to be full."""
-        if self.refuses:
+        if self.is_draining and not self.has_grace:
             raise Draining("the engine is draining")
         if self.is_full:
             raise Overloaded("the queue is full", retry_after_s=2.0)
@@ -268,8 +268,8 @@ class FakeEngine:
 
     def drain(self, grace_s: float = 0.0) -> None:
         """Refuse what comes from now on, unless there is a grace, which never ends here."""
+        self.has_grace = grace_s > 0 and (self.has_grace or not self.is_draining)
         self.is_draining = True
-        self.refuses = self.refuses or grace_s == 0
         self._open_when_drained()
 
     async def wait_idle(self, timeout_s: float) -> bool:

@@ -142,6 +142,16 @@ async def test_draining_engine_takes_requests_within_the_grace_and_is_not_ready(
     assert response.status_code == 200
 
 
+async def test_draining_engine_lets_its_clients_go(
+    client: httpx.AsyncClient, body: dict[str, Any]
+) -> None:
+    before = await client.post("/v1/chat/completions", json=body)
+    await client.post("/admin/drain", params={"grace_s": 5})
+    after = await client.post("/v1/chat/completions", json=body)
+    assert "connection" not in before.headers
+    assert after.headers["connection"] == "close"
+
+
 @pytest.mark.parametrize("grace_s", ["-1", "601", "nan", "soon"])
 async def test_grace_that_makes_no_sense_drains_nothing(
     client: httpx.AsyncClient, engine: FakeEngine, grace_s: str

@@ -117,3 +117,18 @@ def test_free_port_is_told_in_the_address() -> None:
 def test_taken_port_is_an_error() -> None:
     with listen("127.0.0.1", 0) as listener, pytest.raises(OSError, match="in use"):
         listen("127.0.0.1", listener.getsockname()[1])
+
+
+async def test_draining_server_closes_the_connection_behind_its_answer(
+    serving: Serving, engine: FakeEngine
+) -> None:
+    url = serving.client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    engine.drain(grace_s=60)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: engine\r\n\r\n")
+    # To the end: a connection that stayed open would never get there.
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer

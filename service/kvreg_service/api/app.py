@@ -11,6 +11,7 @@ from kvreg_service.api.authentication import Authentication
 from kvreg_service.api.chat_request import ChatRequest
 from kvreg_service.api.chat_route import build_chat_router
 from kvreg_service.api.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
+from kvreg_service.api.draining import CloseWhileDraining
 from kvreg_service.api.errors import install_error_handlers
 from kvreg_service.api.health_route import build_health_router
 from kvreg_service.api.messages_request import CountTokensRequest, MessagesRequest
@@ -71,6 +72,7 @@ def create_app(
     )
     note = Refusals(metrics).note
     app.add_middleware(Authentication, directory=directory, note=note)
+    app.add_middleware(CloseWhileDraining, engine=engine)
     install_error_handlers(app, note)
     for build_router in (
         build_chat_router,
