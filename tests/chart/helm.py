@@ -57,9 +57,11 @@ def render(
     return [part for part in yaml.safe_load_all(text) if part]
 
 
-def render_notes(values: Values | None = None, release: str = "kvreg") -> str:
+def render_notes(
+    values: Values | None = None, *, release: str = "kvreg", namespace: str = "chat"
+) -> str:
     """Return what a person is told after an installation."""
-    arguments = ["install", release, str(CHART), "-n", "chat", "--dry-run=client", "-f", "-"]
+    arguments = ["install", release, str(CHART), "-n", namespace, "--dry-run=client", "-f", "-"]
     text = run_helm(*arguments, stdin=json.dumps(values or {}))
     return text.partition("\nNOTES:\n")[2]
 

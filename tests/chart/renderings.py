@@ -90,7 +90,10 @@ CASES = (
         values={
             "operator": {"enabled": False},
             "crd": {"install": False},
-            "engine": {"settings": {"lanes": 2, "entries": 4, "current_state": "drop"}},
+            "engine": {
+                "replicas": None,
+                "settings": {"lanes": 2, "entries": 4, "current_state": "drop"},
+            },
             "podDisruptionBudget": {"enabled": False},
             "networkPolicy": {"enabled": False},
             "service": {"type": "LoadBalancer", "sessionAffinity": "ClientIP"},

@@ -120,6 +120,29 @@ def test_pods_meet_the_restricted_standard(case: Case, kind: str) -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["StatefulSet", "Deployment"])
+@pytest.mark.parametrize("left", [None, {"runAsUser": None, "runAsGroup": None, "fsGroup": None}])
+def test_user_can_be_left_to_the_platform(kind: str, left: dict[str, None] | None) -> None:
+    context = pod_template(render({"podSecurityContext": left}), kind)["spec"]["securityContext"]
+    assert not context.keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+    assert context["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Deployment"])
+def test_user_can_be_another_one(kind: str) -> None:
+    chosen = {"runAsUser": 2147483647, "runAsGroup": 20, "fsGroup": 30}
+    context = pod_template(render({"podSecurityContext": chosen}), kind)["spec"]["securityContext"]
+    assert chosen.items() <= context.items()
+
+
+@pytest.mark.parametrize(("replicas", "found"), [(None, {}), (0, {"replicas": 0})])
+def test_number_of_engines_can_be_left_to_an_autoscaler(
+    replicas: int | None, found: dict[str, int]
+) -> None:
+    spec = select(render({"engine": {"replicas": replicas}}), "StatefulSet")["spec"]
+    assert {name: spec[name] for name in spec.keys() & {"replicas"}} == found
+
+
 @every_case
 def test_every_mount_has_its_volume_and_tmp_can_be_written(case: Case) -> None:
     objects = case.render()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.chart.helm import HelmError, render, select, variables
+from tests.chart.helm import HelmError, container, render, select, variables
+from tests.chart.renderings import CASES, EVERYTHING
 from tests.operator.objects import make_profile
 
 from kvreg_operator.profile import MAX_TARGET_NAME_LENGTH
+from kvreg_operator.rendering import MOUNT_PATH, VOLUME_NAME
 from kvreg_operator.settings_document import build_settings_document
 from kvreg_service.settings import Settings
 
@@ -18,6 +20,8 @@ ELSEWHERE: dict[str, Any] = {
     "drain_timeout_s": 5, "api_keys": "{}", "api_keys_file": "/k.json", "request_log": "/l",
     "request_log_salt": "0" * 16, "config_file": "/c.json", "profile": "p",
 }  # fmt: skip
+OWN_VARIABLES = ("HOME", "POD_NAME", "POD_NAMESPACE")
+OWN_VOLUMES = ("tmp", "shared-memory", "model", "api-keys", "request-log", VOLUME_NAME)
 RULED: dict[str, Any] = {"lanes": 2, "entries": 2, "current_state": "drop", "anchors": 1}
 
 
@@ -71,6 +75,10 @@ def test_every_other_setting_is_taken() -> None:
             {"engine": {"extraEnv": [{"name": "kvreg_lanes", "value": "2"}]}},
             "set engine.settings.lanes",
         ),
+        (
+            {"engine": {"extraEnv": [{"name": "TZ", "value": zone} for zone in ("UTC", "CET")]}},
+            "TZ stands there twice",
+        ),
     ],
 )
 def test_contradiction_is_refused(values: dict[str, Any], message: str) -> None:
@@ -84,6 +92,40 @@ def test_longest_name_is_rendered_and_a_longer_one_refused() -> None:
     assert stateful_set["metadata"]["name"] == longest
     with pytest.raises(HelmError, match=f"which is {MAX_TARGET_NAME_LENGTH + 1} characters"):
         render(release=longest + "a")
+
+
+@pytest.mark.parametrize("name", OWN_VARIABLES)
+def test_variable_of_the_chart_is_not_for_values(name: str) -> None:
+    with pytest.raises(HelmError, match=rf"engine\.extraEnv: {name} is set by the chart"):
+        render({"engine": {"extraEnv": [{"name": name, "value": "other"}]}})
+
+
+@pytest.mark.parametrize("name", OWN_VOLUMES)
+def test_volume_of_the_chart_or_the_operator_is_not_for_values(name: str) -> None:
+    with pytest.raises(HelmError, match=rf"engine\.extraVolumes: {name} is "):
+        render({"engine": {"extraVolumes": [{"name": name, "emptyDir": {}}]}})
+
+
+def test_no_other_variable_or_volume_is_the_chart_s() -> None:
+    extra = EVERYTHING["engine"]["extraEnv"] + EVERYTHING["engine"]["extraVolumes"]
+    rendered = {VOLUME_NAME}
+    for case in CASES:
+        rendered |= {name for name in variables(case.render()) if not name.startswith("KVREG_")}
+        rendered |= {mount["name"] for mount in container(case.render())["volumeMounts"]}
+    assert rendered - {part["name"] for part in extra} == {*OWN_VARIABLES, *OWN_VOLUMES}
+
+
+@pytest.mark.parametrize("path", [MOUNT_PATH, f"{MOUNT_PATH}/"])
+def test_path_of_the_profile_is_not_for_values(path: str) -> None:
+    mount = {"name": "scratch", "mountPath": path}
+    with pytest.raises(HelmError, match="the operator mounts the profile at"):
+        render({"engine": {"extraVolumeMounts": [mount]}})
+
+
+@pytest.mark.parametrize("release", ["2024", "2kvreg"])
+def test_name_that_begins_with_a_digit_is_refused(release: str) -> None:
+    with pytest.raises(HelmError, match="use a release name that begins with a letter"):
+        render(release=release)
 
 
 def test_name_with_a_dot_is_refused() -> None:

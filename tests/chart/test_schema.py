@@ -66,6 +66,7 @@ def test_typo_is_an_error_that_names_its_place(path: str) -> None:
     [
         ("engine.replicas", -1),
         ("engine.replicas", "two"),
+        ("podSecurityContext.runAsUser", 0),
         ("engine.image.repository", "kvreg/engine:1"),
         ("engine.image.digest", "sha256:12"),
         ("engine.image.pullPolicy", "Sometimes"),

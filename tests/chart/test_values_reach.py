@@ -125,5 +125,11 @@ def test_notes_print_a_profile_of_the_engines_and_what_is_unsafe() -> None:
     assert "hashes on a header of the session" in notes
 
 
+def test_notes_know_no_number_of_engines_that_an_autoscaler_decides() -> None:
+    notes = render_notes({"engine": {"replicas": None}})
+    assert notes.startswith("Engines of kvreg ")
+    assert "hashes on a header of the session" in notes
+
+
 def test_notes_do_not_warn_where_nothing_is_wrong() -> None:
     assert "WARNING" not in render_notes(KEYS)

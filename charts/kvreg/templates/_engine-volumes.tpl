@@ -6,34 +6,34 @@
 - name: shared-memory
   emptyDir:
     medium: Memory
-    sizeLimit: {{ . }}
+    sizeLimit: {{ . | quote }}
 {{- end }}
 {{- if eq .Values.model.source "pvc" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .Values.model.claimName }}
+    claimName: {{ .Values.model.claimName | quote }}
     readOnly: true
 {{- else if eq .Values.model.source "hostPath" }}
 - name: model
   hostPath:
-    path: {{ .Values.model.hostPath }}
+    path: {{ .Values.model.hostPath | quote }}
     type: Directory
 {{- end }}
 {{- with .Values.apiKeys.existingSecret }}
 - name: api-keys
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if .Values.requestLog.enabled }}
 {{- if eq .Values.requestLog.volume "emptyDir" }}
 - name: request-log
   emptyDir:
-    sizeLimit: {{ .Values.requestLog.size }}
+    sizeLimit: {{ .Values.requestLog.size | quote }}
 {{- else if eq .Values.requestLog.volume "hostPath" }}
 - name: request-log
   hostPath:
-    path: {{ .Values.requestLog.hostPath }}
+    path: {{ .Values.requestLog.hostPath | quote }}
     # Made by the kubelet it would be root's, and the engine could not write.
     type: Directory
 {{- end }}

@@ -16,8 +16,13 @@
 {{- define "kvreg.selectorLabels" -}}
 {{- $top := index . 0 -}}
 app.kubernetes.io/name: kvreg
-app.kubernetes.io/instance: {{ $top.Release.Name }}
+app.kubernetes.io/instance: {{ $top.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* Text for a variable's value, into which Kubernetes would fill what is written as $(NAME). */}}
+{{- define "kvreg.verbatim" -}}
+{{ . | toString | replace "$" "$$" | quote }}
 {{- end -}}
 
 {{/* Labels of an object, the pods' excepted: another version of the chart alone must not replace a pod. */}}

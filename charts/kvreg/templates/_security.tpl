@@ -1,9 +1,11 @@
-{{/* What a namespace with the "restricted" pod security standard asks for. Both images run as this user. */}}
+{{/* What a namespace with the "restricted" pod security standard asks for. Who runs it may be the platform's to say. */}}
 {{- define "kvreg.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
+{{- range $name := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- with get ($.Values.podSecurityContext | default dict) $name }}
+{{ $name }}: {{ . | int64 }}
+{{- end }}
+{{- end }}
 # A model of 20 GB is not walked through at each start.
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:

@@ -7,6 +7,9 @@
 {{- if contains "." $name -}}
 {{- fail (printf "the engines would be called %q, and a Service may have no dot in its name: use a release name without one" $name) -}}
 {{- end -}}
+{{- if regexMatch "^[0-9]" $name -}}
+{{- fail (printf "the engines would be called %q, and older versions of Kubernetes take no Service whose name begins with a digit: use a release name that begins with a letter" $name) -}}
+{{- end -}}
 {{- if and .Values.operator.enabled .Values.operator.elsewhereNamespace -}}
 {{- fail "operator.enabled and operator.elsewhereNamespace exclude each other: one operator is in charge of the engines" -}}
 {{- end -}}
@@ -25,6 +28,34 @@
 {{- end -}}
 {{- end -}}
 {{- include "kvreg.checkSettings" . -}}
+{{- include "kvreg.checkExtras" . -}}
+{{- end -}}
+
+{{/* What is added to a pod must not take the place of what the chart or the operator puts there. */}}
+{{- define "kvreg.checkExtras" -}}
+{{- $names := list -}}
+{{- range .Values.engine.extraEnv -}}
+{{- if has .name (list "HOME" "POD_NAME" "POD_NAMESPACE") -}}
+{{- fail (printf "engine.extraEnv: %s is set by the chart: leave it out" .name) -}}
+{{- end -}}
+{{- if has .name $names -}}
+{{- fail (printf "engine.extraEnv: %s stands there twice" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- range .Values.engine.extraVolumes -}}
+{{- if eq (toString .name) "kvreg-profile" -}}
+{{- fail "engine.extraVolumes: kvreg-profile is the volume that the operator adds: use another name" -}}
+{{- end -}}
+{{- if has .name (list "tmp" "shared-memory" "model" "api-keys" "request-log") -}}
+{{- fail (printf "engine.extraVolumes: %s is a volume of the chart: use another name" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.engine.extraVolumeMounts -}}
+{{- if eq (toString .mountPath | trimSuffix "/") "/etc/kvreg/profile" -}}
+{{- fail (printf "engine.extraVolumeMounts: the operator mounts the profile at %s: use another path" .mountPath) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "kvreg.checkSettings" -}}
@@ -80,11 +111,11 @@
   value: {{ .Values.engine.drainTimeoutSeconds | int64 | quote }}
 {{- if ne .Values.model.source "bundled" }}
 - name: KVREG_MODEL
-  value: {{ list "/models" .Values.model.path | compact | join "/" | quote }}
+  value: {{ include "kvreg.verbatim" (list "/models" .Values.model.path | compact | join "/") }}
 {{- end }}
 {{- with .Values.model.servedName }}
 - name: KVREG_SERVED_MODEL_NAME
-  value: {{ . | quote }}
+  value: {{ include "kvreg.verbatim" . }}
 {{- end }}
 {{- if gt (int .Values.gpu.count) 0 }}
 - name: KVREG_DEVICE
@@ -94,7 +125,7 @@
 {{- end }}
 {{- if .Values.apiKeys.existingSecret }}
 - name: KVREG_API_KEYS_FILE
-  value: /etc/kvreg/api-keys/{{ .Values.apiKeys.key }}
+  value: {{ printf "/etc/kvreg/api-keys/%s" .Values.apiKeys.key | quote }}
 {{- end }}
 {{- if .Values.requestLog.enabled }}
 # Pods of other namespaces may write to the same folder of the node.
@@ -105,14 +136,14 @@
 - name: KVREG_REQUEST_LOG_SALT
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .key }}
+      name: {{ .existingSecret | quote }}
+      key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- range $name := keys .Values.engine.settings | sortAlpha }}
 - name: KVREG_{{ upper $name }}
-  value: {{ include "kvreg.settingText" (get $.Values.engine.settings $name) | quote }}
+  value: {{ include "kvreg.settingText" (get $.Values.engine.settings $name) | include "kvreg.verbatim" }}
 {{- end }}
 {{- with .Values.engine.extraEnv }}
 {{ toYaml . }}
