@@ -19,6 +19,8 @@ _KEPT = (
     "maxLength", "description",
 )  # fmt: skip
 
+_DECIMAL = r"^[0-9]+(\.[0-9]+)?$"
+
 
 def build_settings_schema() -> dict[str, Any]:
     """Build the schema: every setting with its type and bounds, and nothing else."""
@@ -41,7 +43,11 @@ def read_schema() -> dict[str, Any]:
 def _convert(part: dict[str, Any]) -> dict[str, Any]:
     # "Or null" is how a setting is left out, which a value does by not being there.
     (branch,) = (b for b in part.get("anyOf", [part]) if b.get("type") != "null")
-    return {key: {**part, **branch}[key] for key in _KEPT if key in {**part, **branch}}
+    kept = {key: {**part, **branch}[key] for key in _KEPT if key in {**part, **branch}}
+    if kept.get("type") == "number":
+        # `helm --set` makes texts of numbers with a point. Bounds are then the engine's to keep.
+        kept |= {"type": ["number", "string"], "pattern": _DECIMAL}
+    return kept
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from tests.chart import settings_schema, values_table
-from tests.chart.helm import HelmError, Values, render
+from tests.chart.helm import CHART, HelmError, Values, render, run_helm, variables
 from tests.chart.values_table import nest
 
 
@@ -100,6 +101,14 @@ def test_bad_value_is_an_error_that_names_its_place(path: str, value: object) ->
     with pytest.raises(HelmError) as refused:
         render(nest(path, value))
     assert f"at '/{path.replace('.', '/')}" in str(refused.value)
+
+
+def test_number_with_a_point_may_come_from_the_command_line() -> None:
+    text = run_helm("template", "kvreg", str(CHART), "--set", "engine.settings.memory_gib=0.25")
+    objects = [part for part in yaml.safe_load_all(text) if part]
+    assert variables(objects)["KVREG_MEMORY_GIB"] == "0.25"
+    with pytest.raises(HelmError, match=r"/engine/settings/memory_gib.*much"):
+        run_helm("template", "kvreg", str(CHART), "--set", "engine.settings.memory_gib=much")
 
 
 @pytest.mark.parametrize(
