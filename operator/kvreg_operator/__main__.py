@@ -11,12 +11,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
 
 import httpx
-import kopf
 from kubernetes_asyncio.client.api_client import ApiClient
 from prometheus_client import CollectorRegistry, start_http_server
 
@@ -27,18 +25,20 @@ from kvreg_operator.cluster_api import (
     load_cluster_configuration,
 )
 from kvreg_operator.engine_directory import EngineDirectory
-from kvreg_operator.errors import InvalidSettings, OperatorError, PermanentError, TemporaryError
+from kvreg_operator.errors import InvalidSettings, OperatorError, PermanentError
 from kvreg_operator.event_recorder import EventRecorder
-from kvreg_operator.handlers import PROBE_PATH, Ears, build_kopf_settings, build_registry
+from kvreg_operator.handlers import Ears
 from kvreg_operator.hearing import Hearing
 from kvreg_operator.log_format import install_json_log
 from kvreg_operator.metrics import OperatorMetrics
+from kvreg_operator.probe import serve_probe
 from kvreg_operator.profile import GROUP, PLURAL
 from kvreg_operator.reconciler import Reconciler
 from kvreg_operator.rendering import FIELD_MANAGER
 from kvreg_operator.resync import Resync
 from kvreg_operator.settings import Settings, load_settings
 from kvreg_operator.target_queue import TargetQueue
+from kvreg_operator.watches import Watches
 from kvreg_operator.workers import NUM_WORKERS, Workers
 
 STATUS_FAILED = 1
@@ -66,7 +66,7 @@ def main() -> None:
 async def run(settings: Settings) -> int:
     """Carry out profiles until a signal; return the exit status."""
     stop = asyncio.Event()
-    # The first process of a container has no default for a signal; Kopf takes them over later.
+    # The first process of a container has no default for a signal.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     registry = CollectorRegistry()
@@ -99,7 +99,7 @@ async def _run_parts(
     metrics: OperatorMetrics,
     stop: asyncio.Event,
 ) -> None:
-    await _await_definition(api, settings.namespaces[0], stop)
+    await _await_definition(api, settings.namespaces, stop)
     if stop.is_set():
         return
     queue = TargetQueue(time.monotonic)
@@ -120,24 +120,18 @@ async def _run_parts(
     engines = EngineDirectory(http, settings.api_key_file)
     recorder = EventRecorder(api, time.time, socket.gethostname())
     workers = Workers(queue, Reconciler(api, engines, recorder, metrics, time.time), metrics)
-    watches = kopf.operator(
-        registry=build_registry(Ears(hearing, queue, metrics)),
-        settings=build_kopf_settings(),
-        namespaces=settings.namespaces,
-        # Otherwise it asks who the user is, which fails for a number without a name.
-        identity=cast(Any, FIELD_MANAGER),
-        liveness_endpoint=f"http://{_host(settings)}:{settings.liveness_port}{PROBE_PATH}",
-    )
-    works = [workers.work() for _ in range(NUM_WORKERS)]
-    await _run_until_one_ends(stop.wait(), resync.run(), *works, watches)
+    watches = Watches(api, settings.namespaces, Ears(hearing, queue, metrics))
+    async with serve_probe(hearing, settings.host, settings.liveness_port):
+        await _run_until_one_ends(
+            stop.wait(),
+            resync.run(),
+            *(workers.work() for _ in range(NUM_WORKERS)),
+            *(watches.watch(namespace) for namespace in settings.namespaces),
+        )
 
 
 async def _run_until_one_ends(*parts: Coroutine[object, object, object]) -> None:
-    """Run the parts side by side; when one ends, end the others, and raise what went wrong.
-
-    Kopf, which ends at a signal by itself, comes last: at its end it cancels whatever tasks were
-    made after its start.
-    """
+    """Run the parts side by side; when one ends, end the others, and raise what went wrong."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -150,22 +144,29 @@ async def _run_until_one_ends(*parts: Coroutine[object, object, object]) -> None
             raise end
 
 
-async def _await_definition(api: ClusterApi, namespace: str, stop: asyncio.Event) -> None:
-    """Wait until the API server serves profiles: Kopf looks for the kinds once, at its start."""
+async def _await_definition(
+    api: ClusterApi, namespaces: Sequence[str], stop: asyncio.Event
+) -> None:
+    """Wait until profiles can be listed anywhere: Kopf looks for the kinds once, at its start."""
     deadline_s = time.monotonic() + DEFINITION_TIMEOUT_S
     while not stop.is_set():
-        failure: OperatorError
-        try:
-            await api.list_all(PROFILES, namespace)
-        except NotServed:
-            failure = PermanentError(f"the definition {PLURAL}.{GROUP} is not installed")
-        except TemporaryError as err:
-            failure = err
-        else:
-            return
-        if time.monotonic() > deadline_s:
-            raise failure
+        failures: list[OperatorError] = []
+        for namespace in namespaces:
+            try:
+                await api.list_versions(PROFILES, namespace)
+            except OperatorError as err:
+                failures.append(err)
+            else:
+                return
+        if all(map(_is_for_good, failures)) or time.monotonic() > deadline_s:
+            if isinstance(failures[-1], NotServed):
+                raise PermanentError(f"the definition {PLURAL}.{GROUP} is not installed")
+            raise failures[-1]
         await asyncio.sleep(1.0)
+
+
+def _is_for_good(err: OperatorError) -> bool:
+    return isinstance(err, PermanentError) and not isinstance(err, NotServed)
 
 
 @contextmanager
@@ -177,10 +178,6 @@ def _serve_metrics(registry: CollectorRegistry, settings: Settings) -> Iterator[
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _host(settings: Settings) -> str:
-    return f"[{settings.host}]" if ":" in settings.host else settings.host
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def find_refusal(
     ``fleet`` is what is there of the target, and None where there is no target or no engine in it.
     """
     ref = profile.spec.target_ref
-    elder = min((other.seniority for other in observed.others), default=profile.seniority)
-    if elder < profile.seniority:
+    elder = min((other.seniority for other in observed.others), default=profile.metadata.seniority)
+    if elder < profile.metadata.seniority:
         return Refusal(
             "Conflict",
             f"profile {elder[1]} is older and in charge of {ref.kind} {ref.name}; "
@@ -54,6 +54,6 @@ def find_refusal(
         return Refusal(
             "DoesNotFit",
             f"the profile needs {worst.required_bytes} bytes and an engine has "
-            f"{worst.available_bytes}: short by {worst.short_by_bytes}; no pod was touched",
+            f"{worst.available_bytes}: short by {worst.short_by_bytes}; nothing was changed for it",
         )
     return None

@@ -6,6 +6,7 @@ written, and what for, its users decide. It asks once; trying again is the next 
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ from kvreg_operator.rendering import FIELD_MANAGER, Manifest
 # A list of a few thousand objects takes a second; whoever is slower is not well.
 TIMEOUT_S = 15.0
 RETRY_DELAY_S = 5.0
+# What is held of a list at once, where nobody needs all of it.
+PAGE_SIZE = 500
 # Somebody else wrote the object between the look and the write: look again.
 CONFLICT_DELAY_S = 1.0
 
@@ -95,16 +98,28 @@ class ClusterApi:
         except NotServed:
             return None
 
+    async def each(
+        self, kind: ResourceKind, namespace: str, selector: str | None = None
+    ) -> AsyncIterator[Manifest]:
+        """Yield the objects of a namespace, those of a label selector only if there is one."""
+        query = {} if selector is None else {"labelSelector": selector}
+        async for page in self._pages(kind.path(namespace), query, _JSON):
+            for manifest in page:
+                yield manifest
+
     async def list_all(
         self, kind: ResourceKind, namespace: str, selector: str | None = None
     ) -> list[Manifest]:
-        """Return the objects of a namespace, those of a label selector only if there is one."""
-        query = {} if selector is None else {"labelSelector": selector}
-        return await self._list(kind.path(namespace), query, _JSON)
+        """Return the objects of a namespace, as ``each`` yields them."""
+        return [manifest async for manifest in self.each(kind, namespace, selector)]
 
-    async def list_metadata(self, kind: ResourceKind, namespace: str) -> list[Manifest]:
-        """Return the objects of a namespace with nothing but their metadata."""
-        return await self._list(kind.path(namespace), {}, _METADATA_ONLY)
+    async def list_versions(self, kind: ResourceKind, namespace: str) -> dict[str, str]:
+        """Return the versions of the objects of a namespace, by uid."""
+        return {
+            each["metadata"]["uid"]: each["metadata"]["resourceVersion"]
+            async for page in self._pages(kind.path(namespace), {}, _METADATA_ONLY)
+            for each in page
+        }
 
     async def apply(self, kind: ResourceKind, manifest: Manifest) -> Manifest:
         """Apply the fields of ``manifest``, server-side, and return the object.
@@ -132,13 +147,14 @@ class ClusterApi:
         except NotServed:
             return None
 
-    async def ensure_created(self, kind: ResourceKind, manifest: Manifest) -> None:
-        """Create an object, unless there is one of that name."""
+    async def ensure_created(self, kind: ResourceKind, manifest: Manifest) -> bool:
+        """Create an object; return False where there is one of that name."""
         path, query = kind.path(manifest["metadata"]["namespace"]), {"fieldManager": FIELD_MANAGER}
         try:
             await self._ask("POST", path, query, manifest)
         except Conflict:
-            return
+            return False
+        return True
 
     async def ensure_deleted(
         self, kind: ResourceKind, namespace: str, name: str, uid: str | None = None
@@ -159,10 +175,17 @@ class ClusterApi:
         except (NotServed, Conflict):
             return
 
-    async def _list(self, path: str, query: dict[str, str], accept: str) -> list[Manifest]:
-        answer = await self._ask("GET", path, query, accept=accept)
-        items: list[Manifest] = answer.get("items") or []
-        return items
+    async def _pages(
+        self, path: str, query: dict[str, str], accept: str
+    ) -> AsyncIterator[list[Manifest]]:
+        query = {**query, "limit": str(PAGE_SIZE)}
+        while True:
+            answer = await self._ask("GET", path, query, accept=accept)
+            yield answer.get("items") or []
+            token = (answer.get("metadata") or {}).get("continue")
+            if not token:
+                return
+            query["continue"] = token
 
     async def _ask(
         self,
@@ -203,8 +226,9 @@ def _translate(what: str, err: ApiException) -> OperatorError:
         return NotServed(message)
     if err.status == 409:
         return Conflict(message, delay_s=CONFLICT_DELAY_S)
-    # A token that has just been rotated is read anew within a minute.
-    if err.status == 401 or class_of(None, err.status or 500) == "temporary":
+    # A token that has just been rotated is read anew within a minute; one that continues a list has
+    # expired, and the next list begins anew.
+    if err.status in (401, 410) or class_of(None, err.status or 500) == "temporary":
         return TemporaryError(message, delay_s=_retry_after_s(err))
     return PermanentError(message)
 

@@ -73,19 +73,21 @@ def find_when_refused(refusal: Refusal, fleet: Fleet | None) -> tuple[Finding, .
     )
 
 
-def find_when_accepted(fleet: Fleet, step: Step) -> tuple[Finding, ...]:
+def find_when_accepted(
+    fleet: Fleet, step: Step, *, was_rolling: bool = False
+) -> tuple[Finding, ...]:
     """Return the conditions of a profile that is carried out."""
     accepted = Finding("Accepted", "True", "Accepted", "the profile makes sense for its target")
     return (
         accepted,
-        _progressing(fleet, step),
+        _progressing(fleet, step, was_rolling),
         _ready(fleet),
         _degraded(fleet, step),
         _deferred(step),
     )
 
 
-def _progressing(fleet: Fleet, step: Step) -> Finding:
+def _progressing(fleet: Fleet, step: Step, was_rolling: bool) -> Finding:
     if step.waiting is not None and step.waiting.is_deferred:
         return Finding("Progressing", "False", step.waiting.reason, step.waiting.message)
     if fleet.has_work or fleet.stranded:
@@ -94,7 +96,9 @@ def _progressing(fleet: Fleet, step: Step) -> Finding:
         message = f"pods are replaced one by one{waits}{doubt}"
         return Finding("Progressing", "True", "Rolling", message)
     if step.waiting is not None:
-        return Finding("Progressing", "True", step.waiting.reason, step.waiting.message)
+        # A roll ends when what it replaced serves; a pod that is lost without one is none.
+        reason = "Rolling" if was_rolling else step.waiting.reason
+        return Finding("Progressing", "True", reason, step.waiting.message)
     return Finding("Progressing", "False", "Complete", "all pods were made from the profile")
 
 
@@ -128,10 +132,10 @@ def _degraded(fleet: Fleet, step: Step) -> Finding:
 
 
 def _failures(fleet: Fleet) -> Finding | None:
-    failing = [f"{pod.name}: {pod.failure}" for pod in fleet.pods if pod.failure is not None]
-    if not failing:
+    if not fleet.failures:
         return None
-    message = f"{', '.join(failing)}; the roll stops there, and restoring the spec reverts it"
+    what = ", ".join(fleet.failures)
+    message = f"{what}; the roll stops there, and restoring the spec reverts it"
     return Finding("Degraded", "True", "PodFailing", message)
 
 

@@ -6,6 +6,8 @@ never asks twice by itself: the next look at the profile does.
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -16,9 +18,14 @@ from kvreg_operator.errors import PermanentError, TemporaryError, class_of
 from kvreg_operator.observed import EngineState, Fit
 from kvreg_operator.profile import CurrentState, EffectiveSettings, ProfileSpec
 
-# The engine answers these without waiting for a step; whoever is slower is not well.
+# For a request as a whole, however its answer drips: the engine answers these without waiting for
+# a step, and whoever is slower is not well.
 TIMEOUT_S = 5.0
+# A registry of the most entries has some 2 MB.
+MAX_ANSWER_BYTES = 4 << 20
 RETRY_DELAY_S = 10.0
+# Several looks of a readiness probe, and what it takes until every node knows its outcome.
+DRAIN_GRACE_S = 30
 
 _FROM_ENGINE: dict[Literal["keep", "drop"], CurrentState] = {"keep": "Keep", "drop": "Drop"}
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -48,15 +55,23 @@ class _Fit(BaseModel):
 
 
 @dataclass(frozen=True)
+class _Response:
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+
+@dataclass(frozen=True)
 class EngineClient:
     """Asks engines through one ``httpx.AsyncClient``, which its owner closes.
 
     ``api_key`` is that of an administrator, where the engine has keys: anybody else is shown only
-    requests of its own, and would take a busy engine for idle.
+    requests of its own, and would take a busy engine for idle. ``timeout_s`` is for one request.
     """
 
     http: httpx.AsyncClient
     api_key: str | None = None
+    timeout_s: float = TIMEOUT_S
 
     async def look(self, base_url: str, spec: ProfileSpec) -> EngineState:
         """Read what an engine says of itself, and of the profile ``spec``.
@@ -102,13 +117,13 @@ class EngineClient:
         return Fit(**answer.model_dump())
 
     async def drain(self, base_url: str) -> None:
-        """Let the engine take nothing new. Idempotent.
+        """Let the engine not be ready at once, and take nothing new after a grace. Idempotent.
 
         Raises:
             TemporaryError: It does not answer, or not now.
             PermanentError: It refuses.
         """
-        await self._send("POST", f"{base_url}/admin/drain", None)
+        await self._send("POST", f"{base_url}/admin/drain?grace_s={DRAIN_GRACE_S}", None)
 
     async def _ask(
         self,
@@ -125,32 +140,57 @@ class EngineClient:
 
     async def _send(
         self, method: Literal["GET", "POST"], url: str, body: dict[str, object] | None
-    ) -> httpx.Response:
-        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+    ) -> _Response:
+        headers = {"accept-encoding": "identity"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
         try:
-            response = await self.http.request(
-                method, url, json=body, headers=headers, timeout=TIMEOUT_S
-            )
-        except httpx.TransportError as err:
+            async with (
+                asyncio.timeout(self.timeout_s),
+                self.http.stream(
+                    method, url, json=body, headers=headers, timeout=self.timeout_s
+                ) as stream,
+            ):
+                content = await _read(stream)
+        except httpx.LocalProtocolError:
+            # Its text shows the headers, and with them the key.
+            raise PermanentError(f"{method} {url}: the request cannot be sent") from None
+        except (httpx.TransportError, TimeoutError) as err:
             message = f"{method} {url}: {type(err).__name__}: {err}"
             raise TemporaryError(message, delay_s=RETRY_DELAY_S) from err
-        if response.is_success:
+        if content is None:
+            message = f"{method} {url}: packed, or over {MAX_ANSWER_BYTES} bytes"
+            raise PermanentError(message)
+        response = _Response(stream.status_code, stream.headers, content)
+        if stream.is_success:
             return response
         code = _code_of(response)
-        message = f"{method} {url}: {response.status_code} {code or response.reason_phrase}"
-        if class_of(code, response.status_code) == "permanent":
+        message = f"{method} {url}: {response.status} {code or stream.reason_phrase}"
+        if class_of(code, response.status) == "permanent":
             raise PermanentError(message)
         raise TemporaryError(message, delay_s=_retry_after_s(response))
 
 
-def _code_of(response: httpx.Response) -> str | None:
+async def _read(stream: httpx.Response) -> bytes | None:
+    """Return the whole content, or None where it is too long, or packed and may be any size."""
+    content = bytearray()
+    if stream.headers.get("content-encoding", "identity") != "identity":
+        return None
+    async for part in stream.aiter_bytes():
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            return None
+    return bytes(content)
+
+
+def _code_of(response: _Response) -> str | None:
     try:
-        code = response.json()["error"]["code"]
+        code = json.loads(response.content)["error"]["code"]
     except (ValueError, KeyError, TypeError):
         return None
     return code if isinstance(code, str) else None
 
 
-def _retry_after_s(response: httpx.Response) -> float:
+def _retry_after_s(response: _Response) -> float:
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else RETRY_DELAY_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -23,7 +24,11 @@ from kvreg_operator.targets import TargetKey
 
 # Far more than one target has pods that are worth rolling one by one.
 MAX_ASKED_AT_ONCE = 16
+# For all engines of a target together; who has not answered by then is silent.
+TIMEOUT_S = 20.0
 RETRY_DELAY_S = 5.0
+# As HTTP takes it in a header, and the engine in its file of keys.
+_KEY = re.compile(r"[!-~]+")
 
 _logger = logging.getLogger(__name__)
 
@@ -31,10 +36,16 @@ _logger = logging.getLogger(__name__)
 class EngineDirectory:
     """Finds engines by their pods. ``http`` is closed by its owner; the key's file is read anew."""
 
-    def __init__(self, http: httpx.AsyncClient, api_key_file: Path | None) -> None:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        api_key_file: Path | None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._http = http
         self._api_key_file = api_key_file
-        self._places = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
+        self._timeout_s = timeout_s
         self._silent: dict[TargetKey, dict[str, str]] = {}
 
     async def ask(
@@ -54,7 +65,12 @@ class EngineDirectory:
             for pod in pods
             if has_started(pod, container) and "deletionTimestamp" not in pod["metadata"]
         ]
-        answers = await asyncio.gather(*(self._look(client, profile, pod) for pod in asked))
+        # Of each target its own: engines that answer slowly are no reason to keep others waiting.
+        places = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
+        until_s = asyncio.get_running_loop().time() + self._timeout_s
+        answers = await asyncio.gather(
+            *(self._look(client, profile, pod, places, until_s) for pod in asked)
+        )
         states, silent = {}, {}
         for pod, answer in zip(asked, answers, strict=True):
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -85,23 +101,44 @@ class EngineDirectory:
         await self._client().drain(_require_url(pod, container))
 
     async def _look(
-        self, client: EngineClient, profile: KVRegistryProfile, pod: Manifest
+        self,
+        client: EngineClient,
+        profile: KVRegistryProfile,
+        pod: Manifest,
+        places: asyncio.Semaphore,
+        until_s: float,
     ) -> EngineState | str:
-        async with self._places:
-            try:
+        try:
+            async with asyncio.timeout_at(until_s), places:
                 url = _require_url(pod, profile.spec.target_ref.container)
                 return await client.look(url, profile.spec)
-            except OperatorError as err:
-                return str(err)
+        except OperatorError as err:
+            return str(err)
+        except TimeoutError:
+            return f"no answer within the {self._timeout_s:g} s that a look takes at most"
 
     def _client(self) -> EngineClient:
         if self._api_key_file is None:
             return EngineClient(self._http)
-        try:
-            key = self._api_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as err:
-            raise PermanentError(f"the API key cannot be read: {err}") from err
-        return EngineClient(self._http, key or None)
+        return EngineClient(self._http, read_key(self._api_key_file))
+
+
+def read_key(path: Path) -> str | None:
+    """Return the key that a file holds, or None where it holds nothing.
+
+    Raises:
+        PermanentError: It cannot be read, or is no key. The message does not show it.
+    """
+    try:
+        text = path.read_bytes().decode("ascii").strip()
+    except OSError as err:
+        raise PermanentError(f"the API key cannot be read: {path}: {err.strerror}") from None
+    except UnicodeDecodeError:
+        text = " "
+    if text and _KEY.fullmatch(text) is None:
+        wanted = "one line of printable ASCII without spaces"
+        raise PermanentError(f"the API key cannot be read: {path} has to hold {wanted}")
+    return text or None
 
 
 def _require_url(pod: Manifest, container: str) -> str:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from kvreg_operator.cluster_api import EVENTS, ClusterApi
 from kvreg_operator.errors import OperatorError
 from kvreg_operator.plan import Event
-from kvreg_operator.profile import GROUP, KIND, VERSION, KVRegistryProfile
+from kvreg_operator.profile import GROUP, KIND, VERSION, Metadata
 from kvreg_operator.rendering import FIELD_MANAGER, Manifest
 
 REPEAT_AFTER_S = 600.0
@@ -45,52 +45,48 @@ class EventRecorder:
         self._instance = instance
         self._told: dict[tuple[str, Event], _Told] = {}
 
-    async def record(
-        self, profile: KVRegistryProfile, event: Event, *, was_done: bool = False
-    ) -> None:
+    async def record(self, about: Metadata, event: Event, *, was_done: bool = False) -> None:
         """Tell an event of a profile; unless ``was_done``, once within ``REPEAT_AFTER_S``."""
         now_s = self._clock()
         self._told = {k: t for k, t in self._told.items() if now_s - t.first_s < FORGET_AFTER_S}
-        key = (profile.metadata.uid, event)
+        key = (about.uid, event)
         told = self._told.get(key)
         if not was_done and told is not None and now_s - told.last_s < REPEAT_AFTER_S:
             return
         _logger.info(
             event.message,
-            extra={"fields": {"profile": _name_of(profile), "reason": event.reason}},
+            extra={"fields": {"profile": _name_of(about), "reason": event.reason}},
         )
         try:
-            if told is None or not await self._raise_count(profile, told, now_s):
-                told = _Told(f"{profile.metadata.name}.{uuid.uuid4().hex[:16]}", now_s, now_s, 1)
-                manifest = build_event(profile, event, told.name, now_s, self._instance)
+            if told is None or not await self._raise_count(about, told, now_s):
+                told = _Told(f"{about.name}.{uuid.uuid4().hex[:16]}", now_s, now_s, 1)
+                manifest = build_event(about, event, told.name, now_s, self._instance)
                 await self._api.ensure_created(EVENTS, manifest)
         except OperatorError as err:
-            _logger.warning("an event of %s is lost: %s", _name_of(profile), err)
+            _logger.warning("an event of %s is lost: %s", _name_of(about), err)
         else:
             self._told[key] = told
 
-    async def _raise_count(self, profile: KVRegistryProfile, told: _Told, now_s: float) -> bool:
+    async def _raise_count(self, about: Metadata, told: _Told, now_s: float) -> bool:
         patch = {"count": told.count + 1, "lastTimestamp": _timestamp(now_s)}
-        patched = await self._api.merge_patch(EVENTS, profile.metadata.namespace, told.name, patch)
+        patched = await self._api.merge_patch(EVENTS, about.namespace, told.name, patch)
         told.last_s, told.count = now_s, told.count + 1
         return patched is not None
 
 
-def build_event(
-    profile: KVRegistryProfile, event: Event, name: str, now_s: float, instance: str
-) -> Manifest:
+def build_event(about: Metadata, event: Event, name: str, now_s: float, instance: str) -> Manifest:
     """Build an event about a profile that is told for the first time."""
-    metadata, moment = profile.metadata, _timestamp(now_s)
+    moment = _timestamp(now_s)
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": metadata.namespace},
+        "metadata": {"name": name, "namespace": about.namespace},
         "involvedObject": {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
-            "name": metadata.name,
-            "namespace": metadata.namespace,
-            "uid": metadata.uid,
+            "name": about.name,
+            "namespace": about.namespace,
+            "uid": about.uid,
         },
         "type": event.type,
         "reason": event.reason,
@@ -108,5 +104,5 @@ def _timestamp(now_s: float) -> str:
     return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _name_of(profile: KVRegistryProfile) -> str:
-    return f"{profile.metadata.namespace}/{profile.metadata.name}"
+def _name_of(about: Metadata) -> str:
+    return f"{about.namespace}/{about.name}"

@@ -29,6 +29,7 @@ from kvreg_operator.cluster_api import (
     Conflict,
 )
 from kvreg_operator.engine_directory import EngineDirectory
+from kvreg_operator.errors import PermanentError
 from kvreg_operator.profile import KVRegistryProfile
 from kvreg_operator.rendering import Manifest
 
@@ -65,8 +66,8 @@ class Execution:
                 await self._api.ensure_deleted(PODS, self._namespace, name, uid)
             case DeleteConfigMap(name=name):
                 await self._api.ensure_deleted(CONFIG_MAPS, self._namespace, name)
-            case RunFitJob(manifest=manifest):
-                await self._api.ensure_created(JOBS, manifest)
+            case RunFitJob():
+                await self._run_fit_job(action)
             case DeleteFitJob(name=name):
                 await self._api.ensure_deleted(JOBS, self._namespace, name)
             case _:
@@ -84,6 +85,16 @@ class Execution:
     async def _patch_template(self, action: PatchTemplate) -> None:
         version = self._version or action.resource_version
         await self._api.apply(STATEFUL_SETS, _on_condition(action.manifest, version))
+
+    async def _run_fit_job(self, action: RunFitJob) -> None:
+        if await self._api.ensure_created(JOBS, action.manifest):
+            return
+        # An earlier pass may have made it. Somebody else's would never be seen among ours.
+        labels: dict[str, str] = action.manifest["metadata"]["labels"]
+        async for job in self._api.each(JOBS, self._namespace):
+            found: dict[str, str] = job["metadata"].get("labels") or {}
+            if job["metadata"]["name"] == action.name and not labels.items() <= found.items():
+                raise PermanentError(f"Job {action.name} is there and is not the operator's own")
 
     async def _drain(self, name: str, uid: str) -> None:
         # A container that crashed has another address by now.

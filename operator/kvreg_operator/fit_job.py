@@ -102,16 +102,8 @@ def _pod_spec(spec: ProfileSpec, target: Target) -> Manifest:
     if (nodes := (template.get("affinity") or {}).get("nodeAffinity")) is not None:
         pod_spec["affinity"] = {"nodeAffinity": nodes}
     volumes = [each for each in template.get("volumes") or [] if each["name"] != VOLUME_NAME]
-    # A pod of the StatefulSet would mount a claim of its own; the first pod's stands for all.
-    volumes += [
-        {
-            "name": name,
-            "persistentVolumeClaim": {
-                "claimName": f"{name}-{spec.target_ref.name}-{target.first_ordinal}"
-            },
-        }
-        for name in target.claims
-    ]
+    # The claims are those of pods, which may not exist yet, or hold them on another node.
+    volumes += [{"name": name, "emptyDir": {}} for name in target.claims]
     return {
         **pod_spec,
         "restartPolicy": "Never",

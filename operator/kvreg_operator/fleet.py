@@ -11,10 +11,16 @@ from kvreg_operator.observed import Fit, FitJob, Observed, Pod, Target
 from kvreg_operator.profile import ProfileSpec
 from kvreg_operator.rendering import config_map_name
 
+# The kubelet tells a moment late that a pod has ended.
+OVERDUE_AFTER_S = 60.0
+
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is there, seen from what is wanted. Pods beyond the replicas are on their way out."""
+    """What is there, seen from what is wanted. Pods beyond the replicas are on their way out.
+
+    ``failures`` says which pods will not serve by themselves, and why.
+    """
 
     spec: ProfileSpec
     target: Target
@@ -24,6 +30,7 @@ class Fleet:
     fit_jobs: tuple[FitJob, ...]
     desired_hash: str
     desired_fit_job: str
+    failures: tuple[str, ...]
 
     @property
     def desired_config_map(self) -> str:
@@ -36,6 +43,7 @@ class Fleet:
         return (
             self.target.settings_hash == self.desired_hash
             and self.target.config_map == self.desired_config_map
+            and self.target.is_wired
         )
 
     def is_current(self, pod: Pod) -> bool:
@@ -48,7 +56,11 @@ class Fleet:
 
     def has_settings(self, pod: Pod) -> bool:
         """Whether a pod runs the settings of the profile, whatever else its template was."""
-        return pod.settings_hash == self.desired_hash and pod.config_map == self.desired_config_map
+        return (
+            pod.settings_hash == self.desired_hash
+            and pod.config_map == self.desired_config_map
+            and pod.is_wired
+        )
 
     @property
     def stale(self) -> tuple[Pod, ...]:
@@ -106,11 +118,11 @@ class Fleet:
 
     @property
     def unanswered(self) -> str | None:
-        """Why nobody says whether the profile fits although a Job was run for it, if so."""
+        """Why nobody says whether the profile fits although a Job was asked for it, if so."""
         if self.worst_fit is not None or self.fit_job is None or self.fit_job.failure is None:
             return None
         return (
-            f"Job {self.fit_job.name} ended without saying whether the profile fits "
+            f"Job {self.fit_job.name} does not say whether the profile fits "
             f"({self.fit_job.failure}); no engine serves, so nothing is lost by trying"
         )
 
@@ -128,6 +140,7 @@ def build_fleet(
     *,
     desired_hash: str,
     desired_fit_job: str,
+    now_s: float,
 ) -> Fleet:
     """Sort what was observed of an existing target."""
     pods = sorted(observed.pods, key=lambda pod: pod.ordinal)
@@ -140,4 +153,20 @@ def build_fleet(
         fit_jobs=observed.fit_jobs,
         desired_hash=desired_hash,
         desired_fit_job=desired_fit_job,
+        failures=_find_failures(pods, now_s),
     )
+
+
+def _find_failures(pods: list[Pod], now_s: float) -> tuple[str, ...]:
+    # What a pod on its way out still holds, as a card, may be what another one waits for.
+    has_leaving = any(pod.is_terminating for pod in pods)
+    failures = []
+    for pod in pods:
+        if pod.ends_at_s is not None:
+            if now_s > pod.ends_at_s + OVERDUE_AFTER_S:
+                failures.append(f"{pod.name}: does not end, although its grace period is over")
+        elif pod.failure is not None:
+            failures.append(f"{pod.name}: {pod.failure}")
+        elif pod.unplaced is not None and not has_leaving:
+            failures.append(f"{pod.name}: {pod.unplaced}")
+    return tuple(failures)

@@ -1,4 +1,4 @@
-"""The watches, by Kopf: they note what was told and wake the targets concerned.
+"""What Kopf is told to watch: its handlers note what was told and wake the targets concerned.
 
 Owns which kinds are watched and how Kopf is set up: it reads, and writes nothing at all. No handler
 of it detects changes, and there are no timers and no daemons, so it needs neither finalizers nor
@@ -19,8 +19,6 @@ from kvreg_operator.profile import GROUP, PLURAL, VERSION
 from kvreg_operator.target_queue import TargetQueue
 from kvreg_operator.targets import WatchKind, find_target
 
-PROBE_PATH = "/healthz"
-
 
 @dataclass(frozen=True)
 class Ears:
@@ -38,45 +36,42 @@ class Ears:
         if event["type"] == "DELETED":
             self.hearing.told_gone(it)
         else:
-            self.hearing.told(it, metadata["resourceVersion"])
+            # Kopf gives what it lists no type.
+            version, by_listing = metadata["resourceVersion"], event["type"] is None
+            self.hearing.told(it, version, by_listing=by_listing)
         self.metrics.heard(kind)
         if (target := find_target(kind, manifest)) is not None:
             self.queue.wake(target)
 
 
+Hear = Callable[[WatchKind, Any], None]
 Login = Callable[..., Awaitable[kopf.ConnectionInfo | None]]
 
 
-def build_registry(ears: Ears, login: Login = kopf.login_via_async_client) -> kopf.OperatorRegistry:
-    """Build the handlers: one for each watched kind, the login, and the probe.
+def build_registry(hear: Hear, login: Login = kopf.login_via_async_client) -> kopf.OperatorRegistry:
+    """Build the handlers: one for each watched kind, and the login.
 
-    ``login`` is also called when the API server takes the credentials no more, as of a token that
-    was rotated. By default it finds what the client that writes has found.
+    ``hear`` gets each event, and may hand it to another thread. ``login`` is also called when the
+    API server takes the credentials no more, as of a token that was rotated. By default it finds
+    what the client that writes has found.
     """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def profile(event: kopf.RawEvent, **_: Any) -> None:
-        ears.hear("KVRegistryProfile", event)
+        hear("KVRegistryProfile", event)
 
     @kopf.on.event("apps", "v1", "statefulsets", registry=registry)
     async def stateful_set(event: kopf.RawEvent, **_: Any) -> None:
-        ears.hear("StatefulSet", event)
+        hear("StatefulSet", event)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def pod(event: kopf.RawEvent, **_: Any) -> None:
-        ears.hear("Pod", event)
+        hear("Pod", event)
 
     @kopf.on.login(id="login", registry=registry)
     async def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return await login(**kwargs)
-
-    @kopf.on.probe(id="hearing", registry=registry)
-    async def hearing(**_: Any) -> str:
-        # Any other exception would be tried again first, and leave the probe without an answer.
-        if (deafness := ears.hearing.find_deafness()) is not None:
-            raise kopf.PermanentError(deafness)
-        return "hears"
 
     return registry
 
@@ -95,7 +90,7 @@ def build_kopf_settings() -> kopf.OperatorSettings:
     settings.persistence.finalizer = f"{GROUP}/never-set"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    # A watch that is refused or answered with 500 ends the process after these, some 15 s; the
+    # A watch that is refused or answered with 500 ends Kopf after these, some 15 s; the
     # default is a minute. A lost connection is tried again for ever.
     settings.networking.error_backoffs = (1, 2, 4, 8)
     settings.networking.connect_timeout = 10

@@ -1,7 +1,9 @@
 """Whether the watches still tell what happens, judged by lists of the same objects.
 
 Owns the comparison. A quiet cluster tells nothing, so silence alone says nothing: a watch is deaf
-when a list showed a version of an object that neither it nor a newer one was told of in time.
+when a list showed a version of an object that neither it nor a newer one was told of in time. A
+watch that was cut off for too long begins anew with a listing of its own, and never tells of what
+has ended in between: nothing is owed of that.
 Pure but for the clock it is given; who watches and who lists is not its business.
 """
 
@@ -20,6 +22,14 @@ class WatchedObject:
     kind: WatchKind
     namespace: str
     uid: str
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What was told of an object last: its version, and in which listing of the watch's own."""
+
+    version: str
+    listing: int
 
 
 @dataclass(frozen=True)
@@ -42,13 +52,22 @@ class Hearing:
         self._clock = clock
         self._deaf_after_s = deaf_after_s
         self._silent_after_s = silent_after_s
-        self._told: dict[WatchedObject, str] = {}
+        self._told: dict[WatchedObject, _Told] = {}
+        self._listings: dict[tuple[WatchKind, str], int] = {}
         self._owed: dict[WatchedObject, _Debt] = {}
         self._listed_s = clock()
 
-    def told(self, it: WatchedObject, version: str) -> None:
-        """Note that a watch told of an object in this version."""
-        self._told[it] = version
+    def told(self, it: WatchedObject, version: str, *, by_listing: bool = False) -> None:
+        """Note that a watch told of an object in this version.
+
+        ``by_listing`` says that it did so because it began, and not because anything happened.
+        """
+        kind, earlier = (it.kind, it.namespace), self._told.get(it)
+        listing = self._listings.setdefault(kind, 0)
+        if by_listing and earlier is not None and earlier.listing == listing:
+            # Each listing tells of an object once: this is another one.
+            listing = self._listings[kind] = listing + 1
+        self._told[it] = _Told(version, listing)
         debt = self._owed.get(it)
         if debt is not None and debt.version is not None and _covers(version, debt.version):
             del self._owed[it]
@@ -62,11 +81,19 @@ class Hearing:
         """Compare a list, version by uid, with what was told; return whether nothing is owed."""
         now_s = self._clock()
         shown = {WatchedObject(kind, namespace, uid): v for uid, v in versions.items()}
+        listing = self._listings.get((kind, namespace), 0)
         known = {it for it in self._told if (it.kind, it.namespace) == (kind, namespace)}
+        for it in [it for it in known - shown.keys() if self._told[it].listing != listing]:
+            known.remove(it)
+            del self._told[it]
         owed: dict[WatchedObject, _Debt] = {}
         for it in shown.keys() | known:
             version, told = shown.get(it), self._told.get(it)
-            if version is not None and told is not None and _is_same_or_newer(told, version):
+            if (
+                version is not None
+                and told is not None
+                and _is_same_or_newer(told.version, version)
+            ):
                 continue
             owed[it] = _Debt(version, now_s)
         for it in [it for it in self._owed if (it.kind, it.namespace) == (kind, namespace)]:
@@ -77,9 +104,14 @@ class Hearing:
         self._owed |= owed
         return not owed
 
-    def listed_everything(self) -> None:
-        """Note that every list of one round has succeeded."""
+    def listed_anything(self) -> None:
+        """Note that all lists of one namespace, at least, have succeeded."""
         self._listed_s = self._clock()
+
+    def forget(self, namespace: str) -> None:
+        """Forget what was told and is owed of a namespace that nobody listens to any more."""
+        self._told = {it: told for it, told in self._told.items() if it.namespace != namespace}
+        self._owed = {it: debt for it, debt in self._owed.items() if it.namespace != namespace}
 
     def find_deafness(self) -> str | None:
         """Return what the operator does not hear any more, as a sentence, or None."""

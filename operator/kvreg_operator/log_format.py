@@ -43,5 +43,5 @@ def install_json_log(level: str) -> None:
     # One line for each request, event and probe tells nobody anything.
     for name in ("httpx", "httpcore", "aiohttp.access", "kopf.objects", "kopf.activities"):
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
-    # A probe that fails is told by Kopf; the server adds a stack to every single one.
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    # Kopf warns that it gets no signals in its threads; they are the program's.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

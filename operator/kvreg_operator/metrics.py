@@ -88,15 +88,20 @@ class OperatorMetrics:
 
 def find_roll_result(previous: ProfileStatus, status: ProfileStatus) -> RollResult | None:
     """Return how a roll ended between two statuses, if one did."""
-    if not _is_true(previous, "Progressing"):
+    if _true_reason(previous, "Progressing") != "Rolling":
         return None
     if previous.desired_hash != status.desired_hash:
         return "superseded"
-    if _is_true(status, "Ready") and not _is_true(previous, "Ready"):
+    if _true_reason(status, "Ready") and not _true_reason(previous, "Ready"):
         return "completed"
-    if _is_true(status, "Degraded") and not _is_true(previous, "Degraded"):
+    if _is_failure(status) and not _is_failure(previous):
         return "failed"
     return None
+
+
+def _is_failure(status: ProfileStatus) -> bool:
+    # An engine that is busy for long has not failed.
+    return _true_reason(status, "Degraded") not in (None, "IdleTimeout")
 
 
 def find_new_deferral(previous: ProfileStatus, status: ProfileStatus) -> str | None:
@@ -110,6 +115,7 @@ def find_new_deferral(previous: ProfileStatus, status: ProfileStatus) -> str | N
     return now.reason
 
 
-def _is_true(status: ProfileStatus, condition_type: ConditionType) -> bool:
+def _true_reason(status: ProfileStatus, condition_type: ConditionType) -> str | None:
+    """Return the reason of a condition that is true."""
     condition = status.find_condition(condition_type)
-    return condition is not None and condition.status == "True"
+    return condition.reason if condition is not None and condition.status == "True" else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvreg_operator.profile import EffectiveSettings, KVRegistryProfile
+from kvreg_operator.profile import EffectiveSettings, Metadata
 
 UpdateStrategy = Literal["RollingUpdate", "OnDelete"]
 
@@ -45,7 +45,9 @@ class Pod:
 
     ``is_started`` says that its container runs and has passed its startup probe. ``engine`` is None
     when the engine does not answer, ``failure`` names what keeps the container from running (as
-    ``CrashLoopBackOff``), and ``config_map`` what the pod has mounted. ``revision`` is the
+    ``CrashLoopBackOff``), ``unplaced`` why no node takes the pod, and ``config_map`` what it has
+    mounted. ``is_wired`` says that the engine is told to read that. ``ends_at_s`` is when a pod
+    that is being deleted should be gone, in seconds since the epoch, and ``revision`` the
     controller's name for the template that the pod was made from.
     """
 
@@ -60,6 +62,9 @@ class Pod:
     is_terminating: bool
     engine: EngineState | None
     failure: str | None = None
+    unplaced: str | None = None
+    ends_at_s: float | None = None
+    is_wired: bool = True
 
     @property
     def is_available(self) -> bool:
@@ -93,6 +98,7 @@ class Target:
     controller's name for it. The controller has seen the template once ``observed_generation``
     reaches ``generation``. ``resource_version`` is that of the whole object, ``template`` the pod
     template as it is written, and ``claims`` the volumes that each pod gets a claim of its own for.
+    ``is_wired`` says that the template tells the engine to read what it mounts.
     """
 
     uid: str
@@ -108,6 +114,7 @@ class Target:
     first_ordinal: int = 0
     template: dict[str, Any] = field(default_factory=dict)
     claims: tuple[str, ...] = ()
+    is_wired: bool = True
 
     @property
     def ordinals(self) -> range:
@@ -119,7 +126,8 @@ class Target:
 class FitJob:
     """A Job that computes whether a profile fits.
 
-    ``answer`` is None until it has given one. ``failure`` says how it ended without.
+    ``answer`` is None until it has given one. ``failure`` says how it ended without, or why the API
+    server let no such Job be made.
     """
 
     name: str
@@ -132,11 +140,12 @@ class Observed:
     """Everything that a plan follows from, beside the profile itself and the time.
 
     ``config_maps`` are the names of those the operator made for the target, ``fit_jobs`` its Jobs
-    for it, and ``others`` the other profiles of the same target.
+    for it, and ``others`` is of the other profiles of the same target, also of those that cannot be
+    read.
     """
 
     target: Target | None
     pods: tuple[Pod, ...] = ()
     config_maps: frozenset[str] = frozenset()
-    others: tuple[KVRegistryProfile, ...] = ()
+    others: tuple[Metadata, ...] = ()
     fit_jobs: tuple[FitJob, ...] = ()

@@ -1,12 +1,14 @@
 """One look at a target: its profiles, its objects and its engines, as they are now.
 
 Owns what is asked of the API server, in which order, and what is done with a profile that cannot be
-read. It decides nothing from what it sees.
+read: it is passed over with a complaint, and keeps its seniority. It decides nothing from what it
+sees.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +23,14 @@ from kvreg_operator.cluster_api import (
     ClusterApi,
 )
 from kvreg_operator.engine_directory import EngineDirectory
+from kvreg_operator.errors import PermanentError
+from kvreg_operator.event_recorder import EventRecorder
 from kvreg_operator.observed import EngineState, Observed
+from kvreg_operator.plan import Event
 from kvreg_operator.profile import KVRegistryProfile, Metadata, ProfileSpec, ProfileStatus
 from kvreg_operator.reading import is_controlled_by, read_observed
 from kvreg_operator.rendering import TARGET_LABEL, Manifest
-from kvreg_operator.targets import TargetKey
+from kvreg_operator.targets import TargetKey, find_target
 
 _logger = logging.getLogger(__name__)
 
@@ -41,41 +46,66 @@ class Look:
 class Observer:
     """Looks at targets. It remembers only which profiles it has complained about."""
 
-    def __init__(self, api: ClusterApi, engines: EngineDirectory) -> None:
+    def __init__(self, api: ClusterApi, engines: EngineDirectory, recorder: EventRecorder) -> None:
         self._api = api
         self._engines = engines
+        self._recorder = recorder
         self._unreadable: dict[str, str] = {}
 
     async def look(self, target: TargetKey) -> tuple[Look, ...]:
         """Look at the profiles of a target, the one in charge first. None means nothing to do.
 
         Raises:
-            OperatorError: The API server did not answer, or refused.
+            OperatorError: The API server did not answer, or refused, or the key of the engines
+                cannot be read.
         """
-        profiles = self._read_profiles(await self._api.list_all(PROFILES, target.namespace))
-        mine = sorted(
-            (
-                profile
-                for profile in profiles
-                if profile.spec.target_ref.name == target.name
-                and profile.metadata.deletion_timestamp is None
-            ),
-            key=lambda profile: profile.seniority,
-        )
+        mine, claims = await self._read_profiles(target)
         if not mine:
             self._engines.forget(target)
             return ()
         parts = await self._read_parts(target)
         engines: dict[str, EngineState] = {}
-        if parts["target"] is not None:
+        senior = min(claims, key=lambda claim: claim.seniority)
+        # Whoever is not in charge does not need to know.
+        if parts["target"] is not None and senior.uid == mine[0].metadata.uid:
             uid = parts["target"]["metadata"]["uid"]
             own = [pod for pod in parts["pods"] if is_controlled_by(pod, uid)]
-            # Whoever is not in charge does not need to know.
-            engines.update(await self._engines.ask(target, mine[0], own))
+            engines.update(await self._ask_engines(target, mine[0], own))
         return tuple(
-            Look(profile, read_observed(profile, **parts, engines=engines, others=mine))
+            Look(profile, read_observed(profile, **parts, engines=engines, others=claims))
             for profile in mine
         )
+
+    async def _read_profiles(
+        self, target: TargetKey
+    ) -> tuple[list[KVRegistryProfile], list[Metadata]]:
+        """Return the profiles of a target, and who claims it: also those that cannot be read."""
+        mine, claims = [], []
+        async for manifest in self._api.each(PROFILES, target.namespace):
+            # Before anything else of it is read: a namespace may hold those of many targets.
+            named = find_target("KVRegistryProfile", manifest)
+            if named not in (target, None):
+                continue
+            try:
+                metadata = Metadata.model_validate(manifest["metadata"])
+                if metadata.deletion_timestamp is not None:
+                    continue
+                if named is not None:
+                    claims.append(metadata)
+                mine.append(read_profile(manifest))
+            except ValidationError as err:
+                await self._complain(manifest, err)
+        return sorted(mine, key=lambda profile: profile.metadata.seniority), claims
+
+    async def _ask_engines(
+        self, target: TargetKey, profile: KVRegistryProfile, pods: list[Manifest]
+    ) -> Mapping[str, EngineState]:
+        try:
+            return await self._engines.ask(target, profile, pods)
+        except PermanentError as err:
+            event = Event("Warning", "KeyUnreadable", str(err))
+            await self._recorder.record(profile.metadata, event)
+            raise
 
     async def _read_parts(self, target: TargetKey) -> dict[str, Any]:
         namespace, labels = target.namespace, f"{TARGET_LABEL}={target.name}"
@@ -90,18 +120,9 @@ class Observer:
         config_maps = await self._api.list_all(CONFIG_MAPS, namespace, labels)
         return {"target": stateful_set, "pods": pods, "config_maps": config_maps, "jobs": jobs}
 
-    def _read_profiles(self, manifests: list[Manifest]) -> list[KVRegistryProfile]:
-        profiles = []
-        for manifest in manifests:
-            try:
-                profiles.append(read_profile(manifest))
-            except ValidationError as err:
-                self._complain(manifest, err)
-        return profiles
-
-    def _complain(self, manifest: Manifest, err: ValidationError) -> None:
-        """Log once per version why a profile is passed over."""
-        metadata = manifest.get("metadata") or {}
+    async def _complain(self, manifest: Manifest, err: ValidationError) -> None:
+        """Say once per version why a profile is passed over."""
+        metadata = manifest["metadata"]
         uid, version = str(metadata.get("uid")), str(metadata.get("resourceVersion"))
         if self._unreadable.get(uid) == version:
             return
@@ -111,8 +132,14 @@ class Observer:
             for each in err.errors(include_url=False)
         )
         where = f"{metadata.get('namespace')}/{metadata.get('name')}"
-        message = "profile %s is passed over, as this version of the operator cannot read it: %s"
-        _logger.error(message, where, problems)
+        message = "this version of the operator cannot read it"
+        _logger.error("profile %s is passed over: %s: %s", where, message, problems)
+        try:
+            about = Metadata.model_validate(metadata)
+        except ValidationError:
+            return
+        event = Event("Warning", "Unreadable", f"passed over: {message}: {problems}")
+        await self._recorder.record(about, event)
 
 
 def read_profile(manifest: Manifest) -> KVRegistryProfile:

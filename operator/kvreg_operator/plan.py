@@ -42,10 +42,10 @@ from kvreg_operator.profile import (
 from kvreg_operator.rollout import (
     BOUNDED_REASONS,
     Step,
-    Waiting,
     Wanted,
     drop_obsolete_fit_jobs,
     next_step,
+    restart_stranded,
 )
 from kvreg_operator.settings_document import build_settings_document
 
@@ -84,14 +84,15 @@ def plan(profile: KVRegistryProfile, observed: Observed, now_s: float) -> Plan:
             observed.target,
             desired_hash=document.hash,
             desired_fit_job=wanted.fit_job["metadata"]["name"],
+            now_s=now_s,
         )
     refusal = find_refusal(profile, observed, fleet)
     if refusal is not None or fleet is None or wanted is None:
         return _refuse(profile, refusal, fleet, document.hash, now_s)
     waited_s = _waited_s(profile.status, document.hash, now_s)
     step = next_step(profile, fleet, wanted, waited_s=waited_s)
-    findings = find_when_accepted(fleet, step)
-    waiting_for = _waiting_for(profile.status, step.waiting, document.hash, now_s)
+    findings = find_when_accepted(fleet, step, was_rolling=_was_rolling(profile.status))
+    waiting_for = _waiting_for(profile.status, step, document.hash, now_s)
     status = _status(profile, fleet, document.hash, findings, waiting_for, now_s)
     return Plan(step.actions, status, _events(profile.status, status, fleet, step))
 
@@ -111,10 +112,21 @@ def _refuse(
     # Whoever is not in charge of the pods does not count them.
     shown = None if refusal.reason == "Conflict" else fleet
     findings = find_when_refused(refusal, shown)
-    status = _status(profile, shown, desired_hash, findings, None, now_s)
-    is_held = shown is None or profile.spec.rollout.paused
-    actions = () if shown is None or is_held else drop_obsolete_fit_jobs(shown)
-    return Plan(actions, status, _events(profile.status, status, shown, Step()))
+    step = Step()
+    actions: tuple[Action, ...] = ()
+    if shown is not None and not profile.spec.rollout.paused:
+        step = restart_stranded(shown, _waited_s(profile.status, desired_hash, now_s))
+        actions = step.actions + drop_obsolete_fit_jobs(shown)
+    waiting_for = _waiting_for(profile.status, step, desired_hash, now_s)
+    status = _status(profile, shown, desired_hash, findings, waiting_for, now_s)
+    return Plan(actions, status, _events(profile.status, status, shown, step))
+
+
+def _was_rolling(previous: ProfileStatus) -> bool:
+    """Say whether a roll was on, or put off: the replaced pods that load are the end of it."""
+    progressing = previous.find_condition("Progressing")
+    at_rest = ("Complete", "NotAccepted", "PodsNotReady")
+    return progressing is not None and progressing.reason not in at_rest
 
 
 def _waited_s(previous: ProfileStatus, desired_hash: str, now_s: float) -> float:
@@ -128,15 +140,20 @@ def _waited_s(previous: ProfileStatus, desired_hash: str, now_s: float) -> float
 
 
 def _waiting_for(
-    previous: ProfileStatus, waiting: Waiting | None, desired_hash: str, now_s: float
+    previous: ProfileStatus, step: Step, desired_hash: str, now_s: float
 ) -> WaitingFor | None:
+    waiting, since = step.waiting, moment_of(now_s)
+    earlier = previous.waiting_for if previous.desired_hash == desired_hash else None
+    if earlier is not None and earlier.reason in BOUNDED_REASONS:
+        if step.engaged_pod in earlier.pods:
+            # What the step prepares is no idle moment of the pod that is waited for.
+            return earlier
+        if waiting is not None and waiting.reason in BOUNDED_REASONS:
+            since = earlier.since
     if waiting is None:
         return None
-    since, earlier = moment_of(now_s), previous.waiting_for
-    if earlier is not None and previous.desired_hash == desired_hash:
-        are_bounded = {earlier.reason, waiting.reason} <= BOUNDED_REASONS
-        if are_bounded or earlier.reason == waiting.reason:
-            since = earlier.since
+    if earlier is not None and earlier.reason == waiting.reason:
+        since = earlier.since
     return WaitingFor(
         reason=waiting.reason, pods=waiting.pods, since=since, message=waiting.message
     )
@@ -200,8 +217,9 @@ def _events(
 
 
 def _tell_condition(condition: Condition) -> Event | None:
-    """Tell what is true now, and a refusal; what has ended follows from it."""
-    if condition.type == "Accepted" and condition.status == "False":
+    """Tell what is true now or unknown, and a refusal; what has ended follows from it."""
+    is_refusal = condition.type == "Accepted" and condition.status == "False"
+    if is_refusal or condition.status == "Unknown":
         return Event("Warning", condition.reason, condition.message)
     if condition.status != "True" or condition.type == "Progressing":
         return None

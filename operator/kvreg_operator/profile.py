@@ -227,6 +227,11 @@ class Metadata(ResourcePart):
     creation_timestamp: datetime
     deletion_timestamp: datetime | None = None
 
+    @property
+    def seniority(self) -> tuple[datetime, str]:
+        """The order among profiles of one target; the first one is in charge."""
+        return (self.creation_timestamp, self.name)
+
 
 class KVRegistryProfile(ResourcePart):
     """The whole resource."""
@@ -234,8 +239,3 @@ class KVRegistryProfile(ResourcePart):
     metadata: Metadata
     spec: ProfileSpec
     status: ProfileStatus = ProfileStatus()
-
-    @property
-    def seniority(self) -> tuple[datetime, str]:
-        """The order among profiles of one target; the first one is in charge."""
-        return (self.metadata.creation_timestamp, self.metadata.name)

@@ -6,16 +6,24 @@ missing. It asks nobody anything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from kvreg_operator.fit_job import read_fit_job
 from kvreg_operator.observed import EngineState, Observed, Pod, Target, UpdateStrategy
-from kvreg_operator.profile import KVRegistryProfile
-from kvreg_operator.rendering import SETTINGS_HASH_ANNOTATION, VOLUME_NAME, Manifest
+from kvreg_operator.profile import KVRegistryProfile, Metadata
+from kvreg_operator.rendering import (
+    CONFIG_FILE_VARIABLE,
+    SETTINGS_HASH_ANNOTATION,
+    VOLUME_NAME,
+    Manifest,
+)
 
 REVISION_LABEL = "controller-revision-hash"
 # What a container waits for in the ordinary course of a start.
 _ORDINARY_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+_COUNT = re.compile(r"\b\d+ ")
 
 
 def read_observed(
@@ -26,41 +34,36 @@ def read_observed(
     config_maps: Iterable[Manifest],
     jobs: Iterable[Manifest] = (),
     engines: Mapping[str, EngineState],
-    others: Iterable[KVRegistryProfile],
+    others: Iterable[Metadata],
 ) -> Observed:
     """Put together what was read for one profile.
 
     ``pods`` holds those of the target and of its ``jobs``, and may hold others. ``engines`` is by
-    the uid of the pod. ``others`` may hold profiles of other targets, those on their way out, and
-    the profile itself.
+    the uid of the pod. ``others`` may hold the profile itself.
     """
     pods = tuple(pods)
-    rivals = tuple(
-        other
-        for other in others
-        if other.metadata.uid != profile.metadata.uid
-        and other.metadata.namespace == profile.metadata.namespace
-        and other.metadata.deletion_timestamp is None
-        and other.spec.target_ref.name == profile.spec.target_ref.name
-    )
+    rivals = tuple(other for other in others if other.uid != profile.metadata.uid)
     if target is None:
         return Observed(target=None, others=rivals)
     uid, container = target["metadata"]["uid"], profile.spec.target_ref.container
     return Observed(
-        target=read_target(target),
+        target=read_target(target, container),
         pods=tuple(
             read_pod(pod, container, engines.get(pod["metadata"]["uid"]))
             for pod in pods
             if is_controlled_by(pod, uid)
         ),
-        config_maps=frozenset(item["metadata"]["name"] for item in config_maps),
+        # Those of an earlier StatefulSet of that name are on their way out with it.
+        config_maps=frozenset(
+            item["metadata"]["name"] for item in config_maps if _is_owned_by(item, uid)
+        ),
         others=rivals,
         fit_jobs=tuple(read_fit_job(job, pods) for job in jobs),
     )
 
 
-def read_target(manifest: Manifest) -> Target:
-    """Read a StatefulSet."""
+def read_target(manifest: Manifest, container: str) -> Target:
+    """Read a StatefulSet whose engine is in ``container``."""
     spec, status, metadata = manifest["spec"], manifest.get("status", {}), manifest["metadata"]
     template = spec["template"]
     declared = spec.get("updateStrategy", {}).get("type", "RollingUpdate")
@@ -79,6 +82,7 @@ def read_target(manifest: Manifest) -> Target:
         first_ordinal=spec.get("ordinals", {}).get("start", 0),
         template=template,
         claims=tuple(each["metadata"]["name"] for each in spec.get("volumeClaimTemplates") or []),
+        is_wired=_is_wired(template["spec"], container),
     )
 
 
@@ -86,7 +90,7 @@ def read_pod(manifest: Manifest, container: str, engine: EngineState | None) -> 
     """Read a pod of a StatefulSet, beside the answer of its engine, if there is one."""
     metadata, status = manifest["metadata"], manifest.get("status", {})
     state = _container_status(manifest, container)
-    conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
+    conditions = {each["type"]: each for each in status.get("conditions", [])}
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -95,10 +99,13 @@ def read_pod(manifest: Manifest, container: str, engine: EngineState | None) -> 
         settings_hash=_settings_hash(metadata),
         config_map=_mounted_config_map(manifest["spec"]),
         is_started=has_started(manifest, container),
-        is_ready=conditions.get("Ready") == "True",
+        is_ready=conditions.get("Ready", {}).get("status") == "True",
         is_terminating="deletionTimestamp" in metadata,
         engine=engine,
-        failure=_failure(state),
+        failure=_init_failure(status) or _failure(state),
+        unplaced=_unplaced(conditions.get("PodScheduled", {})),
+        ends_at_s=_seconds(metadata.get("deletionTimestamp")),
+        is_wired=_is_wired(manifest["spec"], container),
     )
 
 
@@ -138,9 +145,52 @@ def _mounted_config_map(pod_spec: Manifest) -> str | None:
     return None
 
 
+def _is_wired(pod_spec: Manifest, container: str) -> bool:
+    """Say whether the container mounts the settings and is told to read them, wherever that is."""
+    containers: list[Manifest] = pod_spec["containers"]
+    engine = next((each for each in containers if each["name"] == container), Manifest())
+    mounts = engine.get("volumeMounts") or []
+    paths = [each["mountPath"] for each in mounts if each["name"] == VOLUME_NAME]
+    told = [
+        e.get("value") or "" for e in engine.get("env") or [] if e["name"] == CONFIG_FILE_VARIABLE
+    ]
+    return any(file.startswith(f"{path}/") for file in told for path in paths)
+
+
 def _failure(container_status: Manifest) -> str | None:
-    reason: str | None = container_status.get("state", {}).get("waiting", {}).get("reason")
+    """Say what keeps a container from running, in the same words all through a crash loop."""
+    state, last = container_status.get("state") or {}, container_status.get("lastState") or {}
+    ended = state.get("terminated") or last.get("terminated") or {}
+    has_run = "running" in state and container_status.get("started")
+    if ended.get("exitCode") and not has_run:
+        return f"ended with exit status {ended['exitCode']} ({ended.get('reason') or 'Error'})"
+    reason: str | None = (state.get("waiting") or {}).get("reason")
     return None if reason in _ORDINARY_WAITS else reason
+
+
+def _init_failure(status: Manifest) -> str | None:
+    for each in status.get("initContainerStatuses") or []:
+        # One that runs is at work, whatever its earlier attempts came to.
+        is_running = "running" in (each.get("state") or {})
+        if not is_running and (failure := _failure(each)) is not None:
+            return f"init container {each['name']}: {failure}"
+    return None
+
+
+def _unplaced(condition: Manifest) -> str | None:
+    """Say why no node takes a pod, without the numbers of nodes, which come and go."""
+    if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
+        return None
+    why = str(condition.get("message") or "").partition(": ")[2].partition(". ")[0]
+    return f"Unschedulable: {_COUNT.sub('', why).rstrip('.') or 'no node takes it'}"
+
+
+def _seconds(timestamp: str | None) -> float | None:
+    return None if timestamp is None else datetime.fromisoformat(timestamp).timestamp()
+
+
+def _is_owned_by(manifest: Manifest, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in manifest["metadata"].get("ownerReferences") or [])
 
 
 def is_controlled_by(manifest: Manifest, uid: str) -> bool:

@@ -1,27 +1,34 @@
 """One pass over one target: look, plan, write the status, act, tell.
 
 Owns the order. The status goes first, on condition that the profile is still the one that was
-looked at: a profile that was edited meanwhile is looked at again before anything is touched, and
-an operator that dies after it has written down less waiting than there was, never more. Everything
-after that may be cut off anywhere; the next look goes on from what it finds.
+looked at, also where it stays the same and something is to be done: a profile that was edited
+meanwhile is looked at again before anything is touched, and an operator that dies after it has
+written down less waiting than there was, never more. Everything after that may be cut off anywhere;
+the next look goes on from what it finds.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
+from kvreg_operator.actions import DeleteFitJob, RunFitJob
 from kvreg_operator.cluster_api import PROFILES, ClusterApi
 from kvreg_operator.engine_directory import EngineDirectory
-from kvreg_operator.errors import PermanentError
+from kvreg_operator.errors import PermanentError, TemporaryError
 from kvreg_operator.event_recorder import EventRecorder
 from kvreg_operator.execution import Execution
 from kvreg_operator.metrics import OperatorMetrics
+from kvreg_operator.observed import FitJob
 from kvreg_operator.observer import Look, Observer
 from kvreg_operator.plan import Event, Plan, plan, tell_action
 from kvreg_operator.profile import KVRegistryProfile, ProfileStatus
 from kvreg_operator.rendering import Manifest
 from kvreg_operator.targets import TargetKey
 
+# Several times what a slow API server and the slowest engines take together.
+LOOK_TIMEOUT_S = 120.0
 # What was done shows at once, and a drain in no event at all.
 AFTER_ACTION_S = 1.0
 # Engines send no events; this is how late an idle one is noticed.
@@ -30,7 +37,11 @@ _WAITS_FOR_PEOPLE = frozenset({"Paused", "Canary", "OnDelete"})
 
 
 class Reconciler:
-    """Makes passes. ``clock`` returns seconds since the epoch."""
+    """Makes passes. ``clock`` returns seconds since the epoch.
+
+    It remembers the last Job of each target that the API server refused for good: such a Job counts
+    as one that has ended without an answer, until it would be deleted.
+    """
 
     def __init__(
         self,
@@ -42,11 +53,12 @@ class Reconciler:
     ) -> None:
         self._api = api
         self._engines = engines
-        self._observer = Observer(api, engines)
+        self._observer = Observer(api, engines, recorder)
         self._recorder = recorder
         self._metrics = metrics
         self._clock = clock
         self._statuses: dict[TargetKey, list[ProfileStatus]] = {}
+        self._refused_jobs: dict[TargetKey, FitJob] = {}
 
     async def reconcile(self, target: TargetKey) -> float | None:
         """Make one pass; return when to look again, or None where an event will tell.
@@ -54,31 +66,57 @@ class Reconciler:
         Raises:
             OperatorError: Something could not be read or done; the pass ended there.
         """
-        looks = await self._observer.look(target)
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                looks = await self._observer.look(target)
+        except TimeoutError as err:
+            message = f"the look at {target} took longer than {LOOK_TIMEOUT_S:.0f} s"
+            raise TemporaryError(message, delay_s=AFTER_ACTION_S) from err
+        if not looks:
+            self._refused_jobs.pop(target, None)
+        looks = tuple(self._with_refused_job(target, look) for look in looks)
         planned = [(look, plan(look.profile, look.observed, self._clock())) for look in looks]
         self._show(target, [each.status for _, each in planned])
-        delays = [await self._carry_out(look, each) for look, each in planned]
+        delays = [await self._carry_out(target, look, each) for look, each in planned]
         return min((delay for delay in delays if delay is not None), default=None)
 
-    async def _carry_out(self, look: Look, planned: Plan) -> float | None:
+    def _with_refused_job(self, target: TargetKey, look: Look) -> Look:
+        refused, jobs = self._refused_jobs.get(target), look.observed.fit_jobs
+        if refused is None or refused.name in {job.name for job in jobs}:
+            return look
+        return replace(look, observed=replace(look.observed, fit_jobs=(*jobs, refused)))
+
+    async def _carry_out(self, target: TargetKey, look: Look, planned: Plan) -> float | None:
         profile = look.profile
-        is_changed = planned.status != profile.status
+        is_changed = planned.status != profile.status or bool(planned.actions)
         if is_changed and not await self._write_status(profile, planned.status):
             return None
         for event in planned.events:
-            await self._recorder.record(profile, event)
+            await self._recorder.record(profile.metadata, event)
         execution = Execution(self._api, self._engines, profile)
         for action in planned.actions:
+            if isinstance(action, DeleteFitJob) and self._forget_refused_job(target, action.name):
+                # It was never made. What has its name is somebody else's.
+                continue
             try:
                 await execution.carry_out(action)
             except PermanentError as err:
+                if isinstance(action, RunFitJob):
+                    self._refused_jobs[target] = FitJob(action.name, None, str(err))
                 failed = Event("Warning", "ActionFailed", f"{type(action).__name__}: {err}")
-                await self._recorder.record(profile, failed)
+                await self._recorder.record(profile.metadata, failed)
                 raise
             if (event_told := tell_action(action)) is not None:
-                await self._recorder.record(profile, event_told, was_done=True)
-        self._metrics.reconciled("changed" if is_changed or planned.actions else "unchanged")
+                await self._recorder.record(profile.metadata, event_told, was_done=True)
+        self._metrics.reconciled("changed" if is_changed else "unchanged")
         return _look_again_s(planned)
+
+    def _forget_refused_job(self, target: TargetKey, name: str) -> bool:
+        refused = self._refused_jobs.get(target)
+        if refused is None or refused.name != name:
+            return False
+        del self._refused_jobs[target]
+        return True
 
     async def _write_status(self, profile: KVRegistryProfile, status: ProfileStatus) -> bool:
         """Write the status and count what it means; return False for a profile that is gone."""

@@ -2,7 +2,7 @@
 
 Owns when everything is listed, and what the lists are good for: they wake targets, and they are
 what the watches are judged by. They go on while the watches are broken, so that a deaf operator is
-slow and not dead.
+slow and not dead, and in each namespace whatever another one answers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvreg_operator.cluster_api import PODS, PROFILES, STATEFUL_SETS, ClusterApi
-from kvreg_operator.errors import OperatorError
+from kvreg_operator.errors import OperatorError, PermanentError
 from kvreg_operator.hearing import Hearing
 from kvreg_operator.metrics import OperatorMetrics
-from kvreg_operator.rendering import Manifest
 from kvreg_operator.target_queue import TargetQueue
 from kvreg_operator.targets import TargetKey, WatchKind, find_target
 
@@ -48,61 +47,69 @@ class Resync:
         self._clock = clock
         self._resync_s = resync_s
         self._list_s = min(resync_s, deaf_after_s / LISTS_PER_VERDICT)
-        self._targets: set[TargetKey] = set()
+        self._targets: dict[str, set[TargetKey]] = {}
         self._woken_s: float | None = None
-        self._failure: str | None = None
+        self._failures: dict[str, str] = {}
 
     async def run(self) -> None:
         """Make one round after the other, for ever."""
         while True:
-            try:
-                await self.list_everything()
-            except OperatorError as err:
-                # Once per change: the API server may be away for a while.
-                if str(err) != self._failure:
-                    _logger.warning("a list of the cluster failed: %s", err)
-                self._failure = str(err)
+            await self.list_everything()
             await asyncio.sleep(self._list_s)
 
     async def list_everything(self) -> None:
-        """List everything once, and have every target looked at if it is time.
-
-        Raises:
-            OperatorError: The API server did not answer, or refused.
-        """
-        targets: set[TargetKey] = set()
+        """List everything once, and have every target looked at if it is time."""
+        targets: dict[str, set[TargetKey]] = {}
         agreed: dict[WatchKind, bool] = {}
         for namespace in self._namespaces:
-            profiles = await self._api.list_all(PROFILES, namespace)
-            found = (find_target("KVRegistryProfile", manifest) for manifest in profiles)
-            targets |= {target for target in found if target is not None}
-            lists: dict[WatchKind, list[Manifest]] = {
-                "KVRegistryProfile": profiles,
-                "StatefulSet": await self._api.list_metadata(STATEFUL_SETS, namespace),
-                "Pod": await self._api.list_metadata(PODS, namespace),
-            }
-            for kind, manifests in lists.items():
-                has_agreed = self._hearing.listed(kind, namespace, _versions(manifests))
+            try:
+                targets[namespace], lists = await self._list(namespace)
+            except OperatorError as err:
+                self._note_failure(namespace, err)
+                continue
+            if self._failures.pop(namespace, None) is not None:
+                _logger.info("the lists of namespace %s succeed again", namespace)
+            for kind, versions in lists.items():
+                has_agreed = self._hearing.listed(kind, namespace, versions)
                 agreed[kind] = agreed.get(kind, True) and has_agreed
         for kind, has_agreed in agreed.items():
             if has_agreed:
                 self._metrics.heard(kind)
-        self._hearing.listed_everything()
-        if self._failure is not None:
-            _logger.info("the lists of the cluster succeed again")
-        self._failure = None
+        if targets:
+            self._hearing.listed_anything()
         self._wake(targets)
 
-    def _wake(self, targets: set[TargetKey]) -> None:
+    async def _list(self, namespace: str) -> tuple[set[TargetKey], dict[WatchKind, dict[str, str]]]:
+        """Return the targets that profiles name, and the versions of all objects by their kind."""
+        targets: set[TargetKey] = set()
+        profiles: dict[str, str] = {}
+        async for manifest in self._api.each(PROFILES, namespace):
+            metadata = manifest["metadata"]
+            profiles[metadata["uid"]] = metadata["resourceVersion"]
+            if (target := find_target("KVRegistryProfile", manifest)) is not None:
+                targets.add(target)
+        return targets, {
+            "KVRegistryProfile": profiles,
+            "StatefulSet": await self._api.list_versions(STATEFUL_SETS, namespace),
+            "Pod": await self._api.list_versions(PODS, namespace),
+        }
+
+    def _note_failure(self, namespace: str, err: OperatorError) -> None:
+        if isinstance(err, PermanentError):
+            # As with its Role: what its watches owed, nobody can tell any more.
+            self._hearing.forget(namespace)
+        # Once per change: the API server may be away for a while.
+        if str(err) != self._failures.get(namespace):
+            _logger.warning("a list of namespace %s failed: %s", namespace, err)
+        self._failures[namespace] = str(err)
+
+    def _wake(self, targets: dict[str, set[TargetKey]]) -> None:
         now_s = self._clock()
         if self._woken_s is not None and now_s - self._woken_s < self._resync_s:
             return
         self._woken_s = now_s
-        # Also those that no profile names any more, so that nothing is shown of them.
-        for target in targets | self._targets:
-            self._queue.wake(target)
-        self._targets = targets
-
-
-def _versions(manifests: list[Manifest]) -> dict[str, str]:
-    return {each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in manifests}
+        for namespace, found in targets.items():
+            # Also those that no profile names any more, so that nothing is shown of them.
+            for target in found | self._targets.get(namespace, set()):
+                self._queue.wake(target)
+        self._targets |= targets

@@ -4,13 +4,14 @@ Owns the order (fit, settings, template, one pod after the other) and the gates.
 second pod unavailable, needs no spare GPU, and stops where an engine cannot be asked: doubt means
 waiting.
 
-A pod is replaced in two steps. First its idle engine is asked to drain, so that no request can
-arrive between the look at it and its end; then, when it is drained and idle, the pod is deleted.
+A pod is replaced in two steps. First its idle engine is asked to drain: it is no longer ready, and
+for a moment still takes what its Service sends. Then, when the Service has forgotten it and it is
+idle, the pod is deleted, so that nobody is refused who could be served elsewhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from kvreg_operator.actions import (
@@ -39,7 +40,9 @@ ProgressReason = Literal["TemplateNotSeen", "PodsNotReady", "Draining"]
 DeferralReason = Literal[
     "Busy", "IdleTimeout", "EngineUnreachable", "FitUnknown", "Paused", "Canary", "OnDelete"
 ]
-BOUNDED_REASONS: frozenset[str] = frozenset({"Busy", "IdleTimeout", "EngineUnreachable"})
+BOUNDED_REASONS: frozenset[str] = frozenset(
+    {"Busy", "Draining", "IdleTimeout", "EngineUnreachable"}
+)
 """What ``force`` passes by after ``idleTimeoutSeconds``."""
 
 
@@ -55,10 +58,15 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Step:
-    """What to do now, and what keeps the roll from going on after that."""
+    """What to do now, and what keeps the roll from going on after that.
+
+    ``engaged_pod`` is set by a step that only prepares: the pod that is replaced next, where it
+    was not seen idle. Whoever has waited for it has not waited in vain.
+    """
 
     actions: tuple[Action, ...] = ()
     waiting: Waiting | None = None
+    engaged_pod: str | None = None
 
 
 Passage = Literal["drain", "delete"]
@@ -78,7 +86,18 @@ def next_step(profile: KVRegistryProfile, fleet: Fleet, wanted: Wanted, *, waite
     if rollout.paused:
         return _paused(fleet)
     step = _go_on(profile, fleet, wanted, waited_s)
-    return Step(step.actions + drop_obsolete_fit_jobs(fleet), step.waiting)
+    return replace(step, actions=step.actions + drop_obsolete_fit_jobs(fleet))
+
+
+def restart_stranded(fleet: Fleet, waited_s: float) -> Step:
+    """Restart an engine that a roll drained before its profile was refused.
+
+    While the template is not that of the refused profile, it holds what was let pass before.
+    """
+    is_seen = fleet.target.observed_generation >= fleet.target.generation
+    if fleet.is_template_current or not fleet.stranded or not is_seen:
+        return Step()
+    return _replace(fleet, min(fleet.stranded, key=_urgency), waited_s)
 
 
 def drop_obsolete_fit_jobs(fleet: Fleet) -> tuple[Action, ...]:
@@ -97,7 +116,8 @@ def _go_on(profile: KVRegistryProfile, fleet: Fleet, wanted: Wanted, waited_s: f
     kept = settings + _ensure_strategy(fleet)
     if fleet.target.observed_generation < fleet.target.generation:
         message = "the controller of the StatefulSet has not seen the new pod template yet"
-        return Step(kept, Waiting("TemplateNotSeen", message, is_deferred=False))
+        waiting = Waiting("TemplateNotSeen", message, is_deferred=False)
+        return Step(kept, waiting, _engaged(_next_pod(fleet)))
     step = _replace_next(fleet, waited_s)
     return Step(kept + step.actions, step.waiting)
 
@@ -156,6 +176,7 @@ def _patch_template(
     A template that lost the settings which all pods still run is restored at once.
     """
     is_change = not all(fleet.has_settings(pod) for pod in fleet.stale)
+    pod = None
     if is_change and (doubt := _doubt_about_fit(fleet)) is not None:
         return Step(waiting=doubt)
     if profile.spec.rollout.strategy == "RollingUpdate" and is_change:
@@ -171,7 +192,7 @@ def _patch_template(
     )
     patch = PatchTemplate(fleet.desired_hash, manifest, fleet.target.resource_version)
     # The strategy goes first: with the old one, the patch itself would start a roll.
-    return Step((*settings, *_ensure_strategy(fleet), patch))
+    return Step((*settings, *_ensure_strategy(fleet), patch), engaged_pod=_engaged(pod))
 
 
 def _replace_next(fleet: Fleet, waited_s: float) -> Step:
@@ -187,6 +208,10 @@ def _replace_next(fleet: Fleet, waited_s: float) -> Step:
         return Step(waiting=_not_ready(others))
     if (doubt := _doubt_about_fit(fleet)) is not None:
         return Step(waiting=doubt)
+    return _replace(fleet, pod, waited_s)
+
+
+def _replace(fleet: Fleet, pod: Pod, waited_s: float) -> Step:
     passage = _gate(fleet, pod, waited_s)
     match passage:
         case Waiting():
@@ -200,15 +225,22 @@ def _replace_next(fleet: Fleet, waited_s: float) -> Step:
 
 
 def _next_pod(fleet: Fleet) -> Pod | None:
-    """Return the pod to replace next: what serves nobody first, then what is idle."""
+    """Return the pod to replace next."""
     stale = fleet.stale if fleet.spec.rollout.strategy == "RollingUpdate" else ()
     candidates = [pod for pod in stale if fleet.is_in_canary(pod)]
     candidates += fleet.stranded
-    return min(
-        candidates,
-        key=lambda pod: (pod.is_available, not pod.is_draining, pod.is_busy, -pod.ordinal),
-        default=None,
-    )
+    return min(candidates, key=_urgency, default=None)
+
+
+def _engaged(pod: Pod | None) -> str | None:
+    if pod is None or pod.is_dead or not (pod.engine is None or pod.is_busy):
+        return None
+    return pod.name
+
+
+def _urgency(pod: Pod) -> tuple[bool, bool, bool, int]:
+    """Order pods to be replaced: what serves nobody first, then what is idle."""
+    return (pod.is_available, not pod.is_draining, pod.is_busy, -pod.ordinal)
 
 
 def _gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
@@ -221,21 +253,32 @@ def _gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
     if pod.engine is None:
         message = f"{pod.name} has started, but its engine does not say whether it is idle"
         return Waiting("EngineUnreachable", message, (pod.name,))
+    limit_s = rollout.idle_timeout_seconds
     if not pod.is_busy:
-        return "delete" if pod.is_draining else "drain"
-    if pod.is_draining:
-        message = f"{pod.name} takes nothing new and finishes what it runs"
-        return Waiting("Draining", message, (pod.name,), is_deferred=False)
-    if waited_s >= rollout.idle_timeout_seconds:
+        if not pod.is_draining:
+            return "drain"
+        if pod.is_ready and waited_s < limit_s:
+            message = f"{pod.name} is drained; its Service still sends requests to it"
+            return Waiting("Draining", message, (pod.name,), is_deferred=False)
+        return "delete"
+    if waited_s >= limit_s:
+        what = "was never seen idle"
+        if pod.is_draining:
+            what = "takes nothing new, and has not finished what it runs"
         message = (
-            f"{pod.name} was never seen idle within {rollout.idle_timeout_seconds} s; "
+            f"{pod.name} {what} within {limit_s} s; "
             "it is replaced once it is idle, or at once with rollout.force"
         )
         return Waiting("IdleTimeout", message, (pod.name,))
     then = "replaced anyway" if rollout.force else "reported"
+    if pod.is_draining:
+        message = (
+            f"{pod.name} takes nothing new and finishes what it runs; it is then replaced, "
+            f"and {then} after {limit_s} s"
+        )
+        return Waiting("Draining", message, (pod.name,), is_deferred=False)
     message = (
-        f"{pod.name} runs requests; it is replaced once it is idle, "
-        f"and {then} after {rollout.idle_timeout_seconds} s"
+        f"{pod.name} runs requests; it is replaced once it is idle, and {then} after {limit_s} s"
     )
     return Waiting("Busy", message, (pod.name,))
 

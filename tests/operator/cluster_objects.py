@@ -113,10 +113,14 @@ def put_served(api: FakeApi, **spec: Any) -> None:
     put_profile(api, **spec)
     put_target(api, settings_hash)
     put_pod(api, settings_hash)
-    labels = {"kvreg.dev/target": TARGET}
-    api.put(
-        path_of("configmaps", f"{TARGET}-profile-{settings_hash}"), {"metadata": {"labels": labels}}
-    )
+    put_config_map(api, settings_hash, f"uid-of-{TARGET}")
+
+
+def put_config_map(api: FakeApi, settings_hash: str, owner_uid: str) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": TARGET, "uid": owner_uid}
+    metadata = {"labels": {"kvreg.dev/target": TARGET}, "ownerReferences": [owner]}
+    path = path_of("configmaps", f"{TARGET}-profile-{settings_hash}")
+    api.put(path, {"metadata": metadata})
 
 
 def read(api: FakeApi, path: str = PROFILE_PATH) -> KVRegistryProfile:
@@ -131,5 +135,5 @@ async def clients(
     async with api.serve():
         configuration = Configuration(host=api.url)
         async with ApiClient(configuration) as client, httpx.AsyncClient(trust_env=False) as http:
-            engines = EngineDirectory(http, directory.get("api_key_file"))
+            engines = EngineDirectory(http, **{"api_key_file": None, **directory})
             yield ClusterApi(client), engines

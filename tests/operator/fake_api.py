@@ -62,17 +62,22 @@ class FakeEngine:
     running: int = 0
     is_draining: bool = False
     fits: bool = True
+    is_hung: bool = False
     keys: list[str | None] = field(default_factory=list)
 
 
 class FakeApi:
-    """Objects by path. ``refusals`` maps "verb plural" to a status, ``deaf`` holds plurals."""
+    """Objects by path. ``refusals`` maps "verb plural" to a status, ``deaf`` holds plurals.
+
+    Whatever is asked of ``lost_namespaces`` is refused.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, Manifest] = {}
         self.requests: list[Request] = []
         self.refusals: dict[str, int] = {}
         self.deaf: set[str] = set()
+        self.lost_namespaces: set[str] = set()
         self.engine = FakeEngine()
         self.port = 0
         self.version = 100
@@ -160,12 +165,16 @@ class FakeApi:
         asked = Request(
             request.method, request.path, dict(request.query), request.content_type, body
         )
-        if (answer := self._answer_as_engine(request)) is not None:
+        if (answer := self.answer_engine(request)) is not None:
+            if self.engine.is_hung:
+                await asyncio.Event().wait()
             return answer
         self.requests.append(asked)
         if (discovered := _discover(request.path)) is not None:
             return web.json_response(discovered)
         collection, name, subresource = _split(request.path)
+        if collection.split("/")[-2] in self.lost_namespaces:
+            return _failure(403)
         verb = "watch" if asked.is_watch else request.method.lower()
         if name is None and verb in ("get", "post"):
             verb = {"get": "list", "post": "create"}[verb]
@@ -186,7 +195,12 @@ class FakeApi:
             if path.rpartition("/")[0] == collection
             and all(manifest["metadata"].get("labels", {}).get(k) == v for k, v in wanted)
         ]
-        return {"metadata": {"resourceVersion": str(self.version)}, "items": items}
+        begin = int(query.get("continue", 0))
+        end = begin + int(query.get("limit", len(items) or 1))
+        metadata = {"resourceVersion": str(self.version)}
+        if end < len(items):
+            metadata["continue"] = str(end)
+        return {"metadata": metadata, "items": items[begin:end]}
 
     def _change(
         self, asked: Request, collection: str, name: str | None, subresource: str | None
@@ -214,6 +228,9 @@ class FakeApi:
             "resourceVersion"
         ) != str(version):
             return _failure(409)
+        if existing is not None and merge(existing, patch) == existing:
+            # A write that changes nothing makes no version.
+            return web.json_response(existing)
         return web.json_response(self.put(path, merge(existing or {}, patch)))
 
     async def _watch(self, request: web.Request, collection: str) -> web.StreamResponse:
@@ -225,13 +242,21 @@ class FakeApi:
             await response.write(json.dumps(event).encode() + b"\n")
         return response
 
-    def _answer_as_engine(self, request: web.Request) -> web.Response | None:
+    def _forget_pods(self) -> None:
+        """Let readiness fail, as it does when an engine drains."""
+        pods = [path for path in self.objects if path.rpartition("/")[0].endswith("/pods")]
+        for path in pods:
+            unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+            self.put(path, merge(self.objects[path], unready))
+
+    def answer_engine(self, request: web.Request) -> web.Response | None:
         if request.path not in ("/v1/registry", "/admin/fit", "/admin/drain"):
             return None
         engine = self.engine
         engine.keys.append(request.headers.get("authorization"))
         if request.path == "/admin/drain":
             engine.is_draining = True
+            self._forget_pods()
             return web.json_response({})
         if request.path == "/admin/fit":
             sizes = {"required_bytes": 1, "available_bytes": 2, "short_by_bytes": 0}

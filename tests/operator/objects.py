@@ -71,7 +71,8 @@ def make_engine(
 
 
 def make_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
-    """Make a ready, idle pod that serves a profile."""
+    """Make an idle pod that serves a profile, and is ready unless its engine drains."""
+    engine = changes.get("engine")
     pod = Pod(
         name=f"{TARGET}-{ordinal}",
         uid=f"uid-{ordinal}",
@@ -80,7 +81,7 @@ def make_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
         settings_hash=hash_of(served),
         config_map=config_map_name(TARGET, hash_of(served)),
         is_started=True,
-        is_ready=True,
+        is_ready=engine is None or not engine.is_draining,
         is_terminating=False,
         engine=make_engine(served),
     )

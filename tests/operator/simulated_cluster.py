@@ -32,7 +32,7 @@ from kvreg_operator.observed import (
     UpdateStrategy,
 )
 from kvreg_operator.plan import Plan, plan
-from kvreg_operator.profile import KVRegistryProfile, ProfileSpec, ProfileStatus
+from kvreg_operator.profile import KVRegistryProfile, Metadata, ProfileSpec, ProfileStatus
 from kvreg_operator.rendering import config_map_name
 
 TICK_S = 30
@@ -95,7 +95,7 @@ class SimulatedCluster:
     pods: dict[int, SimulatedPod] = field(default_factory=dict)
     jobs: dict[str, SimulatedJob] = field(default_factory=dict)
     loses_jobs: bool = False
-    others: tuple[KVRegistryProfile, ...] = ()
+    others: tuple[Metadata, ...] = ()
     ticks: int = 0
     pods_made: int = 0
     bare_spec: ProfileSpec = field(init=False)
@@ -234,7 +234,9 @@ class SimulatedCluster:
 
     def _require_permission(self) -> None:
         assert not self.profile.spec.rollout.paused, "paused"
-        assert all(other.seniority > self.profile.seniority for other in self.others), "conflict"
+        assert all(other.seniority > self.profile.metadata.seniority for other in self.others), (
+            "conflict"
+        )
 
     def _require_fit(self) -> None:
         """Settings that do not fit are tried only where no engine serves and no Job could tell."""

@@ -95,7 +95,7 @@ def upgrade_image(cluster: SimulatedCluster) -> None:
 
 
 def add_elder_profile(cluster: SimulatedCluster) -> None:
-    cluster.others = (make_profile("elder", created_s=NOW_S - 7200),)
+    cluster.others = (make_profile("elder", created_s=NOW_S - 7200).metadata,)
 
 
 def remove_other_profiles(cluster: SimulatedCluster) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import httpx
 import pytest
 from tests.operator.objects import make_profile
 
-from kvreg_operator.engine_client import RETRY_DELAY_S, EngineClient
+from kvreg_operator.engine_client import RETRY_DELAY_S, TIMEOUT_S, EngineClient
 from kvreg_operator.errors import PermanentError, TemporaryError
 from kvreg_operator.observed import EngineState, Fit
 
@@ -42,10 +42,11 @@ def ask(
     handler: Handler,
     question: Callable[[EngineClient], Awaitable[Answer]],
     api_key: str | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Answer:
     async def run() -> Answer:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as http:
-            return await question(EngineClient(http, api_key))
+            return await question(EngineClient(http, api_key, timeout_s))
 
     return asyncio.run(run())
 
@@ -92,11 +93,11 @@ def test_drain_is_asked_for() -> None:
     asked = []
 
     def handler(request: httpx.Request) -> httpx.Response:
-        asked.append((request.method, request.url.path))
+        asked.append((request.method, request.url.raw_path.decode()))
         return httpx.Response(202, json={"draining": True, "running": 0, "queued": 0})
 
     ask(handler, lambda client: client.drain(URL))
-    assert asked == [("POST", "/admin/drain")]
+    assert asked == [("POST", "/admin/drain?grace_s=30")]
 
 
 def test_key_is_sent_with_every_question() -> None:
@@ -152,6 +153,39 @@ def test_network_failure_is_temporary(error: type[httpx.TransportError]) -> None
     with pytest.raises(TemporaryError) as caught:
         ask(handler, look)
     assert caught.value.delay_s == RETRY_DELAY_S
+
+
+def dripping(part: bytes, pause_s: float) -> Handler:
+    """Return an engine whose answer never ends."""
+
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield part
+            await asyncio.sleep(pause_s)
+
+    return lambda _request: httpx.Response(200, content=drip())
+
+
+def test_answer_that_drips_without_end_is_temporary() -> None:
+    with pytest.raises(TemporaryError, match="TimeoutError"):
+        ask(dripping(b" ", 0.01), look, timeout_s=0.1)
+
+
+def test_answer_that_is_too_long_is_permanent() -> None:
+    with pytest.raises(PermanentError, match="packed, or over"):
+        ask(dripping(b" " * 100_000, 0), look)
+
+
+def test_key_that_cannot_be_sent_is_in_no_message() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        # As h11 says it.
+        text = f"Illegal header value {request.headers['authorization'].encode()!r}"
+        raise httpx.LocalProtocolError(text)
+
+    with pytest.raises(PermanentError, match="cannot be sent") as caught:
+        ask(handler, look, api_key="sk-1\nsk-2")
+    assert "sk-" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"{}", b"[]"])

@@ -33,7 +33,7 @@ def record(
             recorder = EventRecorder(cluster, lambda: now_s, "here")
             for later_s, event in told:
                 now_s = NOW_S + later_s
-                await recorder.record(read(api), event, was_done=was_done)
+                await recorder.record(read(api).metadata, event, was_done=was_done)
 
     asyncio.run(run())
     return api.writes

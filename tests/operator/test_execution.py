@@ -43,7 +43,10 @@ CONFIG_MAP = {
     "metadata": {"name": "settings", "namespace": "serving"},
     "data": {"settings.json": "{}"},
 }
-JOB = {"apiVersion": "batch/v1", "metadata": {"name": "chat-fit-1", "namespace": "serving"}}
+JOB = {
+    "apiVersion": "batch/v1",
+    "metadata": {"name": "chat-fit-1", "namespace": "serving", "labels": {"ours": "yes"}},
+}
 
 
 def carry_out(api: FakeApi, *actions: Action) -> list[Request]:
@@ -207,7 +210,15 @@ def test_job_is_created_once() -> None:
     api = new_api()
     action = RunFitJob("chat-fit-1", JOB)
     asked = carry_out(api, action, action)
-    assert [(each.method, each.path) for each in asked] == [("POST", path_of("jobs"))] * 2
+    writes = [each for each in asked if each.is_write]
+    assert [(each.method, each.path) for each in writes] == [("POST", path_of("jobs"))] * 2
+
+
+def test_job_of_somebody_else_is_not_taken_for_ours() -> None:
+    api = new_api()
+    api.put(path_of("jobs", "chat-fit-1"), {"metadata": {"labels": {}}})
+    with pytest.raises(PermanentError, match="chat-fit-1 is there"):
+        carry_out(api, RunFitJob("chat-fit-1", JOB))
 
 
 def test_job_is_deleted_with_its_pods() -> None:

@@ -181,14 +181,9 @@ def test_job_is_the_engine_s_container_without_what_serves() -> None:
     assert name.startswith("chat-fit-")
 
 
-def test_claims_of_the_pods_are_those_of_the_first() -> None:
-    pod_spec = build_fit_job(NEW, target(claims=("cache",), first_ordinal=5))["spec"]["template"][
-        "spec"
-    ]
-    assert pod_spec["volumes"][-1] == {
-        "name": "cache",
-        "persistentVolumeClaim": {"claimName": "cache-chat-5"},
-    }
+def test_claims_of_the_pods_are_not_taken_from_them() -> None:
+    pod_spec = build_fit_job(NEW, target(claims=("cache",)))["spec"]["template"]["spec"]
+    assert pod_spec["volumes"][-1] == {"name": "cache", "emptyDir": {}}
 
 
 def test_longest_name_of_a_target_leaves_room() -> None:
@@ -383,5 +378,5 @@ def test_paused_profile_asks_nobody() -> None:
 
 def test_profile_that_is_not_in_charge_removes_nothing() -> None:
     elder = make_profile("elder", created_s=NOW_S - 7200)
-    observed = down(FitJob("chat-fit-of-the-elder", None, None), others=(elder,))
+    observed = down(FitJob("chat-fit-of-the-elder", None, None), others=(elder.metadata,))
     assert plan(NEW, observed, NOW_S).actions == ()

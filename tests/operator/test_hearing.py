@@ -25,7 +25,7 @@ def new_hearing() -> tuple[Hearing, Clock]:
 
 def list_pods(hearing: Hearing, *, namespace: str = "serving", **versions: str) -> bool:
     """List pods by the end of their uid."""
-    hearing.listed_everything()
+    hearing.listed_anything()
     by_uid = {name.replace("_", "-"): version for name, version in versions.items()}
     return hearing.listed("Pod", namespace, by_uid)
 
@@ -149,6 +149,39 @@ def test_list_that_was_taken_before_a_beginning_was_told_is_no_deafness() -> Non
     assert hearing.find_deafness() is None
 
 
+def test_end_in_a_gap_of_the_watch_is_not_owed_once_it_has_begun_anew() -> None:
+    hearing, clock = new_hearing()
+    for it in (POD, OTHER):
+        hearing.told(it, "5", by_listing=True)
+    # The list shows the end before the watch lists again, which is in time.
+    assert not list_pods(hearing, uid_1="5")
+    clock.pass_s(30)
+    hearing.told(OTHER, "5", by_listing=True)
+    assert list_pods(hearing, uid_1="5")
+    clock.pass_s(61)
+    assert hearing.find_deafness() is None
+
+
+def test_end_after_the_watch_has_begun_anew_is_owed() -> None:
+    hearing, clock = new_hearing()
+    for _ in range(2):
+        for it in (POD, OTHER):
+            hearing.told(it, "5", by_listing=True)
+    assert not list_pods(hearing, uid_1="5")
+    clock.pass_s(61)
+    assert "the end" in (hearing.find_deafness() or "")
+
+
+def test_namespace_that_is_forgotten_owes_nothing() -> None:
+    hearing, clock = new_hearing()
+    hearing.told(POD, "5")
+    list_pods(hearing, uid_0="6")
+    hearing.forget("serving")
+    clock.pass_s(61)
+    assert hearing.find_deafness() is None
+    assert list_pods(hearing)
+
+
 def test_one_namespace_says_nothing_of_another() -> None:
     hearing, clock = new_hearing()
     hearing.told(POD, "5")
@@ -177,5 +210,5 @@ def test_lists_that_all_fail_are_deafness() -> None:
     hearing, clock = new_hearing()
     clock.pass_s(121)
     assert "no complete list" in (hearing.find_deafness() or "")
-    hearing.listed_everything()
+    hearing.listed_anything()
     assert hearing.find_deafness() is None

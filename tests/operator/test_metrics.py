@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.operator.objects import NOW_S, busy_pod, make_pod, make_profile, observe, unstarted_pod
+from tests.operator.objects import (
+    NOW_S,
+    busy_pod,
+    make_engine,
+    make_pod,
+    make_profile,
+    observe,
+    unstarted_pod,
+)
 
 from kvreg_operator.metrics import OperatorMetrics, find_new_deferral, find_roll_result
 from kvreg_operator.observed import Observed
@@ -29,7 +37,8 @@ def status_of(observed: Observed, profile: KVRegistryProfile = NEW) -> ProfileSt
     return plan(profile, observed, NOW_S).status
 
 
-ROLLING = status_of(observe(NEW, LOADING))
+ROLLING = status_of(observe(NEW, unstarted_pod(0, OLD)))
+LOST = status_of(observe(NEW, LOADING))
 SERVED = status_of(observe(NEW, make_pod(0, NEW)))
 DEFERRED = status_of(observe(OLD, busy_pod(0, OLD)))
 
@@ -41,6 +50,18 @@ def new_metrics() -> tuple[OperatorMetrics, CollectorRegistry, Clock]:
 
 def test_roll_that_ends_ready_is_completed() -> None:
     assert find_roll_result(ROLLING, SERVED) == "completed"
+
+
+def test_pod_that_was_lost_and_serves_again_is_no_roll() -> None:
+    assert find_roll_result(LOST, SERVED) is None
+    assert find_roll_result(LOST, status_of(observe(NEW, FAILING))) is None
+
+
+def test_engine_that_is_busy_for_long_is_no_failed_roll() -> None:
+    profile = make_profile(generation=2, registryEntries=4, rollout={"idleTimeoutSeconds": 0})
+    finishing = make_pod(0, OLD, engine=make_engine(OLD, running=1, is_draining=True))
+    late = status_of(observe(NEW, finishing), profile)
+    assert find_roll_result(ROLLING, late) is None
 
 
 def test_roll_that_ends_at_a_failing_pod_has_failed() -> None:

@@ -109,6 +109,21 @@ def test_drained_idle_pod_is_deleted() -> None:
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
 
 
+def test_drained_pod_stays_until_its_service_has_forgotten_it() -> None:
+    planned = plan(NEW, observe(NEW, drained(0, OLD, is_ready=True)), NOW_S)
+    assert planned.actions == ()
+    assert planned.status.waiting_for is not None
+    assert planned.status.waiting_for.reason == "Draining"
+
+
+def test_drained_pod_that_never_stops_being_ready_is_deleted_in_its_time() -> None:
+    pod = drained(0, OLD, is_ready=True)
+    waiting = plan(NEW, observe(NEW, pod), NOW_S).status
+    later_s = NOW_S + NEW.spec.rollout.idle_timeout_seconds
+    planned = plan(NEW.model_copy(update={"status": waiting}), observe(NEW, pod), later_s)
+    assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
+
+
 def test_request_that_came_before_the_drain_is_waited_for() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, running=1, is_draining=True))
     planned = plan(NEW, observe(NEW, pod), NOW_S)
@@ -211,6 +226,90 @@ def test_force_waits_for_the_time_out_first() -> None:
     assert plan(profile, observe(profile, busy_pod(0, OLD)), NOW_S).actions == ()
 
 
+def test_forced_wait_goes_on_through_the_patch_that_it_led_to() -> None:
+    profile = asked(rollout={"force": True})
+    observed = observe(OLD, busy_pod(0, OLD))
+    patched = late(profile, observed)
+    assert PatchTemplate in kinds(patched)
+    now_s = NOW_S + profile.spec.rollout.idle_timeout_seconds + 2
+    waited = profile.model_copy(update={"status": patched.status})
+    unseen = make_target(profile, 1, observed_generation=3)
+    between = plan(waited, observe(profile, busy_pod(0, OLD), target=unseen), now_s)
+    assert between.actions == ()
+    waited = profile.model_copy(update={"status": between.status})
+    assert kinds(plan(waited, observe(profile, busy_pod(0, OLD)), now_s + 1)) == [DeletePod]
+
+
+def test_wait_for_one_pod_does_not_go_on_through_the_patch_for_another() -> None:
+    profile = asked(rollout={"force": True})
+    patched = late(profile, observe(OLD, busy_pod(0, OLD)))
+    waited = profile.model_copy(update={"status": patched.status})
+    observed = observe(
+        profile,
+        busy_pod(0, OLD),
+        busy_pod(1, OLD),
+        target=make_target(profile, 2, observed_generation=3),
+    )
+    status = plan(waited, observed, NOW_S + 700).status
+    assert status.waiting_for is not None
+    assert status.waiting_for.reason == "TemplateNotSeen"
+
+
+def test_wait_ends_with_a_pod_that_was_seen_idle_before_the_patch() -> None:
+    status = plan(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
+    waited = NEW.model_copy(update={"status": status})
+    planned = plan(waited, observe(OLD, make_pod(0, OLD)), NOW_S + 60)
+    assert PatchTemplate in kinds(planned)
+    assert planned.status.waiting_for is None
+
+
+def slow_to_drain(served: KVRegistryProfile) -> Pod:
+    """Make a pod that takes nothing new and has a request which does not end."""
+    return make_pod(0, served, engine=make_engine(served, running=1, is_draining=True))
+
+
+def test_request_that_does_not_end_after_the_drain_is_reported_in_its_time() -> None:
+    planned = late(NEW, observe(NEW, slow_to_drain(OLD)))
+    assert planned.actions == ()
+    assert statuses(planned.status)["Degraded"] == ("True", "IdleTimeout")
+    degraded = planned.status.find_condition("Degraded")
+    assert degraded is not None
+    assert "takes nothing new, and has not finished" in degraded.message
+
+
+def test_force_ends_a_request_that_does_not_end_after_the_drain() -> None:
+    profile = asked(rollout={"force": True})
+    assert kinds(late(profile, observe(profile, slow_to_drain(OLD)))) == [DeletePod]
+
+
+def too_large(ordinal: int, **engine: Any) -> Pod:
+    """Make a pod of the old settings whose engine says that the new ones do not fit."""
+    return make_pod(ordinal, OLD, engine=make_engine(OLD, fit=TOO_LARGE, **engine))
+
+
+def test_engine_that_was_drained_before_the_refusal_is_restarted() -> None:
+    planned = plan(NEW, observe(OLD, too_large(0, is_draining=True), too_large(1)), NOW_S)
+    assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
+    assert statuses(planned.status)["Accepted"] == ("False", "DoesNotFit")
+
+
+def test_engine_that_was_drained_before_the_refusal_finishes_first() -> None:
+    planned = plan(NEW, observe(OLD, too_large(0, is_draining=True, running=1)), NOW_S)
+    assert planned.actions == ()
+    assert planned.status.waiting_for is not None
+    assert planned.status.waiting_for.reason == "Draining"
+
+
+def test_refused_profile_that_is_paused_restarts_nothing() -> None:
+    profile = asked(rollout={"paused": True})
+    assert plan(profile, observe(OLD, too_large(0, is_draining=True)), NOW_S).actions == ()
+
+
+def test_engine_is_not_restarted_into_settings_that_do_not_fit() -> None:
+    planned = plan(NEW, observe(NEW, too_large(0, is_draining=True)), NOW_S)
+    assert planned.actions == ()
+
+
 def test_another_edit_begins_a_new_wait() -> None:
     observed = observe(OLD, busy_pod(0, OLD))
     status = plan(NEW, observed, NOW_S).status
@@ -280,23 +379,23 @@ def test_missing_container_is_refused() -> None:
 
 def test_younger_profile_of_a_target_conflicts() -> None:
     elder = make_profile("elder", created_s=NOW_S - 7200)
-    planned = plan(NEW, observe(OLD, make_pod(0, OLD), others=(elder,)), NOW_S)
+    planned = plan(NEW, observe(OLD, make_pod(0, OLD), others=(elder.metadata,)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Accepted"] == ("False", "Conflict")
 
 
 def test_elder_profile_of_a_target_is_in_charge() -> None:
     younger = make_profile("younger", created_s=NOW_S - 60)
-    observed = observe(OLD, make_pod(0, OLD), others=(younger,))
+    observed = observe(OLD, make_pod(0, OLD), others=(younger.metadata,))
     assert statuses(plan(NEW, observed, NOW_S).status)["Accepted"] == ("True", "Accepted")
 
 
 def test_of_two_profiles_of_one_second_exactly_one_is_in_charge() -> None:
     one, two = make_profile("one"), make_profile("two")
     verdicts = {
-        statuses(plan(mine, observe(OLD, make_pod(0, OLD), others=(other,)), NOW_S).status)[
-            "Accepted"
-        ]
+        statuses(
+            plan(mine, observe(OLD, make_pod(0, OLD), others=(other.metadata,)), NOW_S).status
+        )["Accepted"]
         for mine, other in ((one, two), (two, one))
     }
     assert verdicts == {("True", "Accepted"), ("False", "Conflict")}
@@ -393,6 +492,49 @@ def test_failing_pod_stops_the_roll_and_is_told() -> None:
     assert statuses(planned.status)["Degraded"] == ("True", "PodFailing")
 
 
+def test_pod_that_no_node_takes_is_told() -> None:
+    waiting = unstarted_pod(1, NEW, unplaced="Unschedulable: Insufficient nvidia.com/gpu")
+    degraded = plan(NEW, observe(NEW, make_pod(0, OLD), waiting), NOW_S).status.find_condition(
+        "Degraded"
+    )
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", "PodFailing")
+    assert "chat-1: Unschedulable: Insufficient nvidia.com/gpu" in degraded.message
+
+
+def test_pod_that_waits_for_the_card_of_one_on_its_way_out_has_not_failed() -> None:
+    waiting = unstarted_pod(1, NEW, unplaced="Unschedulable: Insufficient nvidia.com/gpu")
+    leaving = make_pod(0, OLD, is_terminating=True, ends_at_s=NOW_S + 10)
+    planned = plan(NEW, observe(NEW, leaving, waiting), NOW_S)
+    assert statuses(planned.status)["Degraded"] == ("False", "NothingFailed")
+
+
+@pytest.mark.parametrize(("late_s", "reason"), [(59, "NothingFailed"), (61, "PodFailing")])
+def test_pod_that_does_not_end_is_told_a_minute_after_its_grace_period(
+    late_s: float, reason: str
+) -> None:
+    leaving = make_pod(0, OLD, is_terminating=True, ends_at_s=NOW_S)
+    planned = plan(NEW, observe(NEW, leaving), NOW_S + late_s)
+    assert statuses(planned.status)["Degraded"][1] == reason
+
+
+def test_template_that_lost_a_part_of_the_settings_is_restored_under_busy_engines() -> None:
+    observed = observe(NEW, busy_pod(0, NEW), target=make_target(NEW, 1, is_wired=False))
+    assert kinds(plan(NEW, observed, NOW_S)) == [PatchTemplate]
+
+
+def test_pod_that_was_made_without_a_part_of_the_settings_is_replaced() -> None:
+    planned = plan(NEW, observe(NEW, make_pod(0, NEW, is_wired=False)), NOW_S)
+    assert kinds(planned) == [DrainPod]
+
+
+def test_roll_goes_on_until_the_replaced_pods_serve() -> None:
+    rolling = plan(NEW, observe(NEW, make_pod(0, OLD)), NOW_S).status
+    loading = NEW.model_copy(update={"status": rolling})
+    planned = plan(loading, observe(NEW, unstarted_pod(0, NEW)), NOW_S)
+    assert statuses(planned.status)["Progressing"] == ("True", "Rolling")
+
+
 def test_pods_that_never_get_ready_are_not_ready() -> None:
     loading = unstarted_pod(0, NEW)
     planned = plan(NEW, observe(NEW, loading), NOW_S)
@@ -409,6 +551,7 @@ def test_engine_that_serves_something_else_than_its_settings_is_told() -> None:
 def test_silent_engines_leave_ready_unknown() -> None:
     planned = plan(NEW, observe(NEW, make_pod(0, NEW, engine=None)), NOW_S)
     assert statuses(planned.status)["Ready"] == ("Unknown", "EngineUnreachable")
+    assert ("Warning", "EngineUnreachable") in {(e.type, e.reason) for e in planned.events}
 
 
 def test_template_that_was_replaced_by_hand_is_restored_under_busy_engines() -> None:

@@ -222,13 +222,31 @@ def test_deleted_profile_is_let_go_without_an_error(tmp_path: Path) -> None:
 
 def test_unreadable_profile_does_not_stop_the_others(tmp_path: Path) -> None:
     async def story(api: FakeApi, operator: Operator) -> None:
-        put_profile(api, "newer", currentState="Compress")
+        put_profile(api, "unreadable", currentState="Compress")
         await until(lambda: POD_PATH not in api.objects, operator)
         assert await operator.end() == 0
         errors = [line for line in operator.lines() if line["level"] == "ERROR"]
         assert len(errors) <= 1
 
     run(tmp_path, story)
+
+
+def test_namespace_that_is_lost_does_not_stop_the_others(tmp_path: Path) -> None:
+    async def play() -> None:
+        api = FakeApi()
+        async with api.serve():
+            put_profile(api)
+            put_target(api)
+            put_pod(api)
+            api.lost_namespaces.add("lost")
+            async with run_operator(api, tmp_path, namespaces="lost,serving") as operator:
+                await until(lambda: POD_PATH not in api.objects, operator)
+                assert (await get(operator.healthz)).status_code == 200
+                assert await operator.end() == 0
+                said = [str(e["message"]) for e in operator.lines() if e["level"] == "ERROR"]
+                assert len([text for text in said if "lost is not watched" in text]) == 1
+
+    asyncio.run(play())
 
 
 def test_settings_that_are_wrong_end_the_start(tmp_path: Path) -> None:

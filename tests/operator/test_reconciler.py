@@ -6,23 +6,26 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 from tests.operator.cluster_objects import (
     KEY,
     PROFILE_PATH,
     TARGET_PATH,
     clients,
+    hash_of,
     put_pod,
     put_profile,
     put_served,
     put_target,
 )
 from tests.operator.fake_api import FakeApi, Request, path_of
-from tests.operator.objects import NOW_S
+from tests.operator.objects import NOW_S, TARGET
 from tests.operator.test_observer import refresh
 
+from kvreg_operator import reconciler
 from kvreg_operator.cluster_api import Conflict
-from kvreg_operator.errors import PermanentError
+from kvreg_operator.errors import OperatorError, PermanentError, TemporaryError
 from kvreg_operator.event_recorder import EventRecorder
 from kvreg_operator.metrics import OperatorMetrics
 from kvreg_operator.reconciler import AFTER_ACTION_S, WHILE_WAITING_S, Reconciler
@@ -44,10 +47,14 @@ def reconcile(
             refresh(api)
             metrics = OperatorMetrics(registry or CollectorRegistry(), lambda: 0.0)
             recorder = EventRecorder(cluster, lambda: NOW_S, "here")
-            reconciler = Reconciler(cluster, engines, recorder, metrics, lambda: NOW_S)
+            passes = Reconciler(cluster, engines, recorder, metrics, lambda: NOW_S)
             delay_s: float | None = None
-            for _ in range(num_passes):
-                delay_s = await reconciler.reconcile(KEY)
+            for number in range(num_passes):
+                try:
+                    delay_s = await passes.reconcile(KEY)
+                except OperatorError:
+                    if number == num_passes - 1:
+                        raise
                 between()
             return delay_s
 
@@ -128,6 +135,46 @@ def test_profile_that_was_edited_since_the_look_is_looked_at_again_first() -> No
     assert reasons(api) == []
 
 
+def test_profile_that_was_edited_during_a_look_which_leaves_the_status_is_looked_at_again() -> None:
+    api = to_roll()
+    reconcile(api)
+    num_requests = len(api.requests)
+    original = api.answer_engine
+
+    def pause_meanwhile(request: web.Request) -> web.Response | None:
+        answer = original(request)
+        paused = api.objects[PROFILE_PATH]["spec"].get("rollout") is not None
+        if answer is not None and not paused:
+            stored = api.objects[PROFILE_PATH]
+            spec = {**stored["spec"], "rollout": {"paused": True}}
+            api.put(PROFILE_PATH, {**stored, "spec": spec})
+        return answer
+
+    api.answer_engine = pause_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(Conflict):
+        reconcile(api)
+    assert changes(api.requests[num_requests:]) == []
+    assert not api.engine.is_draining
+
+
+def test_status_that_stays_is_written_without_making_a_version() -> None:
+    api = to_roll()
+    reconcile(api)
+    version = api.objects[PROFILE_PATH]["metadata"]["resourceVersion"]
+    reconcile(api)
+    assert api.engine.is_draining
+    assert api.objects[PROFILE_PATH]["metadata"]["resourceVersion"] == version
+
+
+def test_look_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "LOOK_TIMEOUT_S", 0.1)
+    api = to_roll()
+    api.engine.is_hung = True
+    with pytest.raises(TemporaryError, match="longer than"):
+        reconcile(api)
+    assert api.writes == []
+
+
 def test_profile_that_was_deleted_since_the_look_is_no_error() -> None:
     api = to_roll()
     api.refusals["patch kvregistryprofiles"] = 404
@@ -151,6 +198,56 @@ def test_pass_ends_with_an_action_that_is_refused_and_says_so() -> None:
     assert [request.path for request in changes(api.requests)][1:] == []
     assert reasons(api) == ["Accepted", "ActionFailed"]
     assert "status" in api.objects[PROFILE_PATH]
+
+
+def crashing() -> FakeApi:
+    """Return a cluster where no engine can say whether the profile fits."""
+    api = FakeApi()
+    put_profile(api)
+    put_target(api)
+    put_pod(api, started=False)
+    return api
+
+
+@pytest.mark.parametrize("status", [403, 422])
+def test_job_that_may_not_be_made_does_not_hold_the_roll(status: int) -> None:
+    api = crashing()
+    api.refusals["create jobs"] = status
+    reconcile(api, num_passes=3)
+    assert [r.path for r in changes(api.requests)].count(path_of("jobs")) == 1
+    assert TARGET_PATH in [r.path for r in changes(api.requests)]
+    assert {"ActionFailed", "FitUnknown"} <= set(reasons(api))
+    conditions = api.objects[PROFILE_PATH]["status"]["conditions"]
+    (progressing,) = [each for each in conditions if each["type"] == "Progressing"]
+    assert str(status) in progressing["message"]
+
+
+def test_job_that_could_not_be_made_leaves_nothing_to_do_once_the_profile_is_served() -> None:
+    api = crashing()
+    api.refusals["create jobs"] = 403
+
+    def serve() -> None:
+        if path_of("configmaps", f"{TARGET}-profile-{hash_of()}") in api.objects:
+            put_pod(api, hash_of())
+            refresh(api)
+
+    reconcile(api, num_passes=8, between=serve)
+    assert reasons(api).count("Served") == 1
+    asked = [(r.method, r.path) for r in api.writes if "/jobs" in r.path]
+    assert asked == [("POST", path_of("jobs"))]
+
+
+def test_job_of_somebody_else_is_said_and_not_asked_for_again() -> None:
+    api = crashing()
+
+    def take_labels() -> None:
+        for path in api.objects:
+            if "/jobs/" in path:
+                api.objects[path]["metadata"]["labels"] = {}
+
+    reconcile(api, num_passes=5, between=take_labels)
+    assert [r.path for r in changes(api.requests)].count(path_of("jobs")) == 2
+    assert TARGET_PATH in [r.path for r in changes(api.requests)]
 
 
 def test_lost_events_change_nothing() -> None:

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from tests.operator.cluster_objects import KEY, PROFILE_PATH, clients, put_served
 from tests.operator.fake_api import FakeApi
 
-from kvreg_operator.errors import TemporaryError
 from kvreg_operator.hearing import Hearing, WatchedObject
 from kvreg_operator.metrics import OperatorMetrics
 from kvreg_operator.resync import Resync
@@ -51,12 +50,17 @@ class Round:
         self.hearing = Hearing(self.clock, deaf_after_s=60, silent_after_s=120)
         put_served(self.api)
 
-    def list_at(self, *times_s: float, before: Callable[[float], object] = lambda _: None) -> None:
+    def list_at(
+        self,
+        *times_s: float,
+        before: Callable[[float], object] = lambda _: None,
+        namespaces: tuple[str, ...] = ("serving",),
+    ) -> None:
         async def run() -> None:
             async with clients(self.api) as (cluster, _):
                 resync = Resync(
                     cluster,
-                    ["serving"],
+                    namespaces,
                     self.hearing,
                     self.queue,
                     self.metrics,
@@ -117,9 +121,22 @@ def test_watch_that_told_nothing_ages_and_is_deaf() -> None:
     assert it.hearing.find_deafness() is not None
 
 
-def test_list_that_fails_is_said() -> None:
+def test_list_that_fails_is_said_once_and_nothing_is_judged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     it = Round()
     it.api.refusals["list pods"] = 500
-    with pytest.raises(TemporaryError):
-        it.list_at(1000)
+    it.list_at(1000, 1030, 1121)
     assert it.queue.targets == []
+    assert len(caplog.records) == 1
+    assert "no complete list" in (it.hearing.find_deafness() or "")
+
+
+def test_namespace_that_is_lost_takes_nothing_from_the_others() -> None:
+    it = Round()
+    it.hearing.told(WatchedObject("Pod", "lost", "uid"), "1")
+    it.api.lost_namespaces.add("lost")
+    it.tell_everything()
+    it.list_at(1000, 1030, 1200, namespaces=("lost", "serving"))
+    assert it.queue.targets == [KEY] * 3
+    assert it.hearing.find_deafness() is None
