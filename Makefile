@@ -42,7 +42,8 @@ test: lint
 
 # The two images, with buildah, podman or docker.
 IMAGE_BUILDER ?= $(firstword $(foreach tool,buildah podman docker,$(if $(shell command -v $(tool)),$(tool))))
-IMAGE_TAG ?= dev
+# What the chart asks for.
+IMAGE_TAG ?= $(shell sed -n 's/^appVersion: *"*\([^"]*\)"*/\1/p' charts/kvreg/Chart.yaml)
 
 images:
 	@test -n "$(IMAGE_BUILDER)" || { echo "images: install buildah, podman or docker" >&2; exit 1; }
