@@ -35,6 +35,7 @@ PARTS = {
     "ip": "iproute2",
     "iptables": "iptables",
     "runc": "runc",
+    "setpriv": "util-linux",
     "sysctl": "procps",
     "unshare": "util-linux",
 }
@@ -73,7 +74,11 @@ def _run_inside(cache: Cache, command: list[str]) -> int:
         (folder / "logs").mkdir()
         ensure_images(cache, folder)
         variables = {RUN_VARIABLE: run, BINARIES_VARIABLE: str(binaries)}
-        return run_isolated(command, {**os.environ, **variables})
+        try:
+            return run_isolated(command, {**os.environ, **variables})
+        finally:
+            shutil.rmtree(cache.logs, ignore_errors=True)
+            shutil.copytree(folder / "logs", cache.logs)
 
 
 def _command(what: str, arguments: list[str]) -> list[str]:

@@ -43,7 +43,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_round(options: tuple[str, ...], asked: list[str]) -> int:
-    command = [sys.executable, "-m", "pytest", "--durations=10", *options, *asked]
+    # Far more than any wait of a story, whose own message says what did not come.
+    usual = ("--durations=10", "--timeout=400")
+    command = [sys.executable, "-m", "pytest", *usual, *options, *asked]
     return subprocess.run(command, check=False).returncode
 
 

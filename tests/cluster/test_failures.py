@@ -11,12 +11,13 @@ from tests.cluster.conftest import MakeRelease, ShareRelease
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.credentials import NODE_NAME
 from tests.cluster.harness.release import PROFILES, Release
-from tests.cluster.harness.traffic import Stream
+from tests.cluster.harness.traffic import Stream, visits
 
 
 @pytest.fixture(scope="module")
 def shared(share_release: ShareRelease) -> Release:
-    release = share_release(replicas=2)
+    # Until the Service has forgotten a pod.
+    release = share_release(replicas=2, engine={"preStopSeconds": 2})
     release.apply()
     release.wait_for("Ready", "True")
     return release
@@ -70,6 +71,16 @@ def test_roll_never_takes_a_second_engine_away(pair: Release) -> None:
     pair.wait_until(is_done, "both engines are replaced")
     assert min(seen) == 1
     assert seen[-1] == 2
+
+
+def test_clients_of_the_service_notice_no_roll(pair: Release) -> None:
+    before, entries = pair.uids(), pair.profile["spec"]["registryEntries"]
+    with visits(pair.client()) as clients:
+        pair.edit(registryEntries=entries + 1)
+        pair.wait_until(lambda: replaced(pair, before) == set(before), "both are replaced")
+    pair.wait_for("Ready", "True")
+    assert clients.errors == []
+    assert clients.num_answers > 0
 
 
 def test_revert_in_the_middle_of_a_roll_is_served(pair: Release) -> None:

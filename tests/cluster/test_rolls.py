@@ -10,7 +10,7 @@ from tests.cluster.conftest import MakeRelease, ShareRelease
 from tests.cluster.harness.cluster import CommandFailed
 from tests.cluster.harness.node import GPU_RESOURCE, NUM_GPUS
 from tests.cluster.harness.release import PROFILES, Release
-from tests.cluster.harness.traffic import Load, Stream
+from tests.cluster.harness.traffic import Stream, load
 
 HASH = "kvreg.dev/settings-hash"
 
@@ -85,15 +85,15 @@ def test_bare_replace_keeps_the_status_and_makes_nothing_twice(release: Release)
 
 def test_busy_engine_is_waited_for_and_its_requests_are_not_cut(release: Release) -> None:
     before, template = release.uids(), release.target["spec"]["template"]
-    with Load(release.client()) as load:
+    with load(release.client()) as clients:
         entries = more_entries(release)
         release.edit(registryEntries=entries)
         release.wait_for("RolloutDeferred", "True", "Busy")
         assert release.target["spec"]["template"] == template
         assert release.uids() == before
         assert release.profile["status"]["waitingFor"]["pods"] == ["kvreg-0"]
-    assert load.num_answers > 0
-    assert load.errors == []
+    assert clients.num_answers > 0
+    assert clients.errors == []
     release.wait_for("Ready", "True")
     assert release.uids() != before
     assert release.profile["status"]["effective"]["registryEntries"] == entries
@@ -101,7 +101,7 @@ def test_busy_engine_is_waited_for_and_its_requests_are_not_cut(release: Release
 
 def test_busy_engine_is_replaced_by_force(release: Release) -> None:
     before, entries = release.uids(), more_entries(release)
-    with Load(release.client()):
+    with load(release.client()):
         rollout = {"idleTimeoutSeconds": 0, "force": True}
         release.edit(registryEntries=entries, rollout=rollout)
         release.wait_until(

@@ -96,7 +96,9 @@ def make_network() -> None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> Path:
-    path.write_text(yaml.safe_dump(document))
+    """Write a configuration, once: kube-proxy ends when its file is written anew."""
+    if not path.exists():
+        path.write_text(yaml.safe_dump(document))
     return path
 
 

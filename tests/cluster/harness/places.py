@@ -38,6 +38,11 @@ class Cache:
         return self.root / "containerd"
 
     @property
+    def logs(self) -> Path:
+        """Logs of the last run's kubelet, API server and so on."""
+        return self.root / "logs"
+
+    @property
     def lock(self) -> Path:
         """Held by the one run that uses the cache."""
         return self.root / "lock"

@@ -220,10 +220,8 @@ class Release:
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def client(self, url: str | None = None, **options: Any) -> openai.OpenAI:
-        """Return the official client."""
-        return openai.OpenAI(
-            base_url=f"{url or self.url()}/v1", api_key="unused", max_retries=0, **options
-        )
+        """Return the official client, as it is but for what the options say."""
+        return openai.OpenAI(base_url=f"{url or self.url()}/v1", api_key="unused", **options)
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

@@ -21,6 +21,8 @@ _PREFIX = "io.containerd."
 # What containerd keeps of sandboxes and containers, beside images.
 _LEFTOVERS = ("io.containerd.grpc.v1.cri", "io.containerd.runtime.v2.task")
 
+_COMMAND = "setpriv --pdeathsig KILL containerd --log-level warn"
+
 _CONFIG = """\
 version = 2
 root = "{root}"
@@ -69,7 +71,8 @@ class Runtime:
         )
         self.daemon = Daemon(
             "containerd",
-            ["containerd", "--config", str(config), "--log-level", "warn"],
+            # It ends with whoever started it: left alone, it would keep the cache for itself.
+            [*_COMMAND.split(), "--config", str(config)],
             folder / "logs" / "containerd.log",
         )
 

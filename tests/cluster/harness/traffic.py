@@ -1,4 +1,4 @@
-"""Clients that keep an engine busy: one long answer, or answers without a pause.
+"""Clients of an engine: one long answer, answers without a pause, or short ones now and then.
 
 Owns threads and what became of their requests.
 """
@@ -81,11 +81,15 @@ class Stream:
             self._has_begun.set()
 
 
-class Load:
-    """Clients that ask without a pause, so that an engine with one lane is never idle."""
+class Clients:
+    """Clients that ask again and again, each in a thread of its own, while the block runs."""
 
-    def __init__(self, client: openai.OpenAI, num_clients: int = 3) -> None:
+    def __init__(
+        self, client: openai.OpenAI, *, num_clients: int, max_tokens: int, pause_s: float
+    ) -> None:
         self._client = client
+        self._asked = endless(max_tokens)
+        self._pause_s = pause_s
         self._is_ending = threading.Event()
         self._threads = [
             threading.Thread(target=self._ask, daemon=True) for _ in range(num_clients)
@@ -93,7 +97,7 @@ class Load:
         self.num_answers = 0
         self.errors: list[Exception] = []
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Clients:
         for thread in self._threads:
             thread.start()
         return self
@@ -104,9 +108,6 @@ class Load:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         """Let the running answers end, and send nothing more."""
         self._is_ending.set()
         for thread in self._threads:
@@ -115,9 +116,20 @@ class Load:
     def _ask(self) -> None:
         while not self._is_ending.is_set():
             try:
-                self._client.chat.completions.create(**endless(300))
+                self._client.chat.completions.create(**self._asked)
                 self.num_answers += 1
             except openai.OpenAIError as err:
                 self.errors.append(err)
                 # An engine that is away for a moment is not asked in a tight loop.
                 self._is_ending.wait(0.2)
+            self._is_ending.wait(self._pause_s)
+
+
+def load(client: openai.OpenAI) -> Clients:
+    """Ask without a pause, so that an engine with one lane is never idle."""
+    return Clients(client, num_clients=3, max_tokens=300, pause_s=0)
+
+
+def visits(client: openai.OpenAI) -> Clients:
+    """Ask something short now and then, so that engines are idle most of the time."""
+    return Clients(client, num_clients=2, max_tokens=4, pause_s=0.3)
