@@ -52,7 +52,7 @@ def restarts(release: Release) -> int:
 
 
 def serve_another_profile(release: Release) -> None:
-    entries = release.profile["spec"]["registryEntries"] + 1
+    entries = release.other_entries
     release.edit(registryEntries=entries)
     release.wait_until(
         lambda: (

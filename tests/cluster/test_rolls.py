@@ -32,12 +32,6 @@ def release(shared: Release) -> Release:
     return shared
 
 
-def more_entries(release: Release) -> int:
-    """Return another number of entries than the profile asks for."""
-    entries: int = release.profile["spec"]["registryEntries"]
-    return entries + 1
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -86,13 +80,13 @@ def test_bare_replace_keeps_the_status_and_makes_nothing_twice(release: Release)
 def test_busy_engine_is_waited_for_and_its_requests_are_not_cut(release: Release) -> None:
     before, template = release.uids(), release.target["spec"]["template"]
     with load(release.client()) as clients:
-        entries = more_entries(release)
+        release.wait_until(lambda: clients.num_answers > 0, "the engine is busy")
+        entries = release.other_entries
         release.edit(registryEntries=entries)
         release.wait_for("RolloutDeferred", "True", "Busy")
         assert release.target["spec"]["template"] == template
         assert release.uids() == before
         assert release.profile["status"]["waitingFor"]["pods"] == ["kvreg-0"]
-    assert clients.num_answers > 0
     assert clients.errors == []
     release.wait_for("Ready", "True")
     assert release.uids() != before
@@ -100,8 +94,9 @@ def test_busy_engine_is_waited_for_and_its_requests_are_not_cut(release: Release
 
 
 def test_busy_engine_is_replaced_by_force(release: Release) -> None:
-    before, entries = release.uids(), more_entries(release)
-    with load(release.client()):
+    before, entries = release.uids(), release.other_entries
+    with load(release.client()) as clients:
+        release.wait_until(lambda: clients.num_answers > 0, "the engine is busy")
         rollout = {"idleTimeoutSeconds": 0, "force": True}
         release.edit(registryEntries=entries, rollout=rollout)
         release.wait_until(
@@ -134,7 +129,7 @@ def test_profile_that_does_not_fit_touches_no_pod(release: Release) -> None:
 
 def test_paused_profile_changes_nothing_until_it_goes_on(release: Release) -> None:
     before = release.uids()
-    release.edit(registryEntries=more_entries(release), rollout={"paused": True})
+    release.edit(registryEntries=release.other_entries, rollout={"paused": True})
     release.wait_for("RolloutDeferred", "True", "Paused")
     assert release.uids() == before
     release.edit(rollout={"paused": False})
@@ -146,7 +141,7 @@ def test_leftover_of_a_rolling_update_is_removed(release: Release) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}
     patch = json.dumps({"spec": {"updateStrategy": strategy}})
     release.kubectl("patch", "statefulset", release.name, "--type=merge", "-p", patch)
-    release.edit(registryEntries=more_entries(release))
+    release.edit(registryEntries=release.other_entries)
     release.wait_for("Ready", "True")
     assert release.target["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
@@ -154,7 +149,7 @@ def test_leftover_of_a_rolling_update_is_removed(release: Release) -> None:
 def test_target_that_somebody_scales_stays_scaled(release: Release) -> None:
     release.kubectl("scale", "statefulset", release.name, "--replicas=2")
     release.wait_ready(2)
-    release.edit(registryEntries=more_entries(release))
+    release.edit(registryEntries=release.other_entries)
     release.wait_for("Ready", "True")
     assert release.target["spec"]["replicas"] == 2
     assert release.profile["status"]["pods"]["updated"] == 2

@@ -129,6 +129,12 @@ class Release:
         """The profile as the API server has it."""
         return self.cluster.get("kvregistryprofiles", self.name, self.namespace)
 
+    @property
+    def other_entries(self) -> int:
+        """Another number of entries than the profile asks for now."""
+        entries: int = self.profile["spec"]["registryEntries"]
+        return entries + 1
+
     def condition(self, kind: str) -> tuple[str, str]:
         """Return status and reason of a condition of the newest generation, or two blanks."""
         profile = self.profile
