@@ -23,10 +23,12 @@ ShareRelease = MakeRelease
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    """The cluster that is running already; ``stories`` started it."""
+def cluster() -> Iterator[Cluster]:
+    """The cluster that is running already; ``stories`` started it, and ends it."""
     assert _RUN is not None
-    return Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), Path(_RUN))
+    running = Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), Path(_RUN))
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="session")

@@ -80,12 +80,16 @@ class Cluster:
         arguments = ("patch", "node", NODE_NAME, "--subresource=status", "--type=json")
         self.kubectl(*arguments, "-p", json.dumps(patch))
 
+    def close(self) -> None:
+        """Close what was opened to ask the cluster, which goes on."""
+        self._http.close()
+
     def stop(self) -> None:
         """Kill every program. What containers are left dies with the namespace."""
         node = (self.node.kubelet, self.node.kube_proxy, self.runtime.daemon)
         for daemon in (*node, *reversed(self.control_plane.daemons)):
             daemon.kill()
-        self._http.close()
+        self.close()
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl as an administrator and return what it prints.

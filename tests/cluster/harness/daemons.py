@@ -5,9 +5,9 @@ Owns one process each. What it is started for is its caller's part.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,28 +33,37 @@ class Daemon:
         self._pid_file = log.with_suffix(".pid")
         self._argv = list(argv)
         self._env = {**os.environ, **(env or {})}
-        self._child: subprocess.Popen[bytes] | None = None
 
     def is_running(self) -> bool:
         """Say whether the process is there and has not ended, whoever started it."""
         try:
-            stat = Path(f"/proc/{self._pid_file.read_text()}/stat").read_text()
+            pid = int(self._pid_file.read_text())
+            stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return False
         # One that has ended stays until its parent asks for its status.
         if stat.rpartition(")")[2].split()[0] != "Z":
             return True
-        if self._child is not None:
-            self._child.wait()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
         return False
 
     def start(self) -> None:
-        """Start the program; its output is appended to the log."""
-        with self.log.open("ab") as log:
-            self._child = subprocess.Popen(
-                self._argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._env
-            )
-        self._pid_file.write_text(str(self._child.pid))
+        """Start the program; its output is appended to the log. It may outlive this process."""
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        pid = os.posix_spawnp(
+            self._argv[0],
+            self._argv,
+            self._env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(self.log), append, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            # Python ignores these, and a child would inherit that.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+        self._pid_file.write_text(str(pid))
 
     def kill(self) -> None:
         """End it at once. Effects: it is gone when this returns."""
