@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from kvreg_operator.gates import DeferralReason
 from kvreg_operator.profile import ConditionType, ProfileStatus
-from kvreg_operator.rollout import DeferralReason
 from kvreg_operator.targets import WatchKind
 
 RollResult = Literal["completed", "failed", "superseded"]

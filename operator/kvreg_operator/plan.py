@@ -29,6 +29,7 @@ from kvreg_operator.conditions import (
 )
 from kvreg_operator.fit_job import build_fit_job
 from kvreg_operator.fleet import Fleet, build_fleet
+from kvreg_operator.gates import BOUNDED_REASONS
 from kvreg_operator.observed import Observed, Target
 from kvreg_operator.profile import (
     Condition,
@@ -40,7 +41,6 @@ from kvreg_operator.profile import (
     moment_of,
 )
 from kvreg_operator.rollout import (
-    BOUNDED_REASONS,
     Step,
     Wanted,
     drop_obsolete_fit_jobs,

@@ -1,8 +1,7 @@
 """The next step of a roll: what to do now, or what to wait for.
 
-Owns the order (fit, settings, template, one pod after the other) and the gates. It never makes a
-second pod unavailable, needs no spare GPU, and stops where an engine cannot be asked: doubt means
-waiting.
+Owns the order: fit, settings, template, one pod after the other. It never makes a second pod
+unavailable, needs no spare GPU, and stops at every gate of ``gates``.
 
 A pod is replaced in two steps. First its idle engine is asked to drain: it is no longer ready, and
 for a moment still takes what its Service sends. Then, when the Service has forgotten it and it is
@@ -12,7 +11,7 @@ idle, the pod is deleted, so that nobody is refused who could be served elsewher
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, assert_never
+from typing import assert_never
 
 from kvreg_operator.actions import (
     Action,
@@ -26,6 +25,14 @@ from kvreg_operator.actions import (
     SetUpdateStrategy,
 )
 from kvreg_operator.fleet import Fleet
+from kvreg_operator.gates import (
+    Waiting,
+    find_canary,
+    find_doubt_about_fit,
+    pass_gate,
+    wait_for,
+    wait_for_absent,
+)
 from kvreg_operator.observed import Pod
 from kvreg_operator.profile import KVRegistryProfile
 from kvreg_operator.rendering import (
@@ -35,25 +42,6 @@ from kvreg_operator.rendering import (
     build_template_patch,
 )
 from kvreg_operator.settings_document import SettingsDocument
-
-ProgressReason = Literal["TemplateNotSeen", "PodsNotReady", "Draining"]
-DeferralReason = Literal[
-    "Busy", "IdleTimeout", "EngineUnreachable", "FitUnknown", "Paused", "Canary", "OnDelete"
-]
-BOUNDED_REASONS: frozenset[str] = frozenset(
-    {"Busy", "Draining", "IdleTimeout", "EngineUnreachable"}
-)
-"""What ``force`` passes by after ``idleTimeoutSeconds``."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """What a roll waits for. ``is_deferred``: it has not begun, or a person has to do something."""
-
-    reason: ProgressReason | DeferralReason
-    message: str
-    pods: tuple[str, ...] = ()
-    is_deferred: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,9 +55,6 @@ class Step:
     actions: tuple[Action, ...] = ()
     waiting: Waiting | None = None
     engaged_pod: str | None = None
-
-
-Passage = Literal["drain", "delete"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +97,7 @@ def _go_on(profile: KVRegistryProfile, fleet: Fleet, wanted: Wanted, waited_s: f
             return _wait_for_fit_job(fleet, wanted)
         return _patch_template(profile, fleet, settings, waited_s)
     if not fleet.stale and not fleet.stranded:
-        return Step(settings + _collect_garbage(fleet), _wait_for_absent(fleet))
+        return Step(settings + _collect_garbage(fleet), wait_for_absent(fleet))
     kept = settings + _ensure_strategy(fleet)
     if fleet.target.observed_generation < fleet.target.generation:
         message = "the controller of the StatefulSet has not seen the new pod template yet"
@@ -124,7 +109,7 @@ def _go_on(profile: KVRegistryProfile, fleet: Fleet, wanted: Wanted, waited_s: f
 
 def _paused(fleet: Fleet) -> Step:
     if not fleet.has_work and not fleet.stranded:
-        return Step(waiting=_wait_for_absent(fleet))
+        return Step(waiting=wait_for_absent(fleet))
     return Step(waiting=Waiting("Paused", "rollout.paused is true; set it to false to go on"))
 
 
@@ -177,12 +162,12 @@ def _patch_template(
     """
     is_change = not all(fleet.has_settings(pod) for pod in fleet.stale)
     pod = None
-    if is_change and (doubt := _doubt_about_fit(fleet)) is not None:
+    if is_change and (doubt := find_doubt_about_fit(fleet)) is not None:
         return Step(waiting=doubt)
     if profile.spec.rollout.strategy == "RollingUpdate" and is_change:
         pod = _next_pod(fleet)
         if pod is not None:
-            passage = _gate(fleet, pod, waited_s)
+            passage = pass_gate(fleet, pod, waited_s)
             if isinstance(passage, Waiting):
                 return Step(waiting=passage)
     manifest = build_template_patch(
@@ -202,17 +187,17 @@ def _replace_next(fleet: Fleet, waited_s: float) -> Step:
         return Step(waiting=Waiting("OnDelete", message, names))
     pod = _next_pod(fleet)
     if pod is None:
-        return Step(waiting=_wait_for_absent(fleet) or _held_by_canary(fleet))
+        return Step(waiting=wait_for_absent(fleet) or find_canary(fleet))
     others = tuple(name for name in fleet.absent if name != pod.name)
     if pod.is_available and others:
-        return Step(waiting=_not_ready(others))
-    if (doubt := _doubt_about_fit(fleet)) is not None:
+        return Step(waiting=wait_for(others))
+    if (doubt := find_doubt_about_fit(fleet)) is not None:
         return Step(waiting=doubt)
     return _replace(fleet, pod, waited_s)
 
 
 def _replace(fleet: Fleet, pod: Pod, waited_s: float) -> Step:
-    passage = _gate(fleet, pod, waited_s)
+    passage = pass_gate(fleet, pod, waited_s)
     match passage:
         case Waiting():
             return Step(waiting=passage)
@@ -241,81 +226,6 @@ def _engaged(pod: Pod | None) -> str | None:
 def _urgency(pod: Pod) -> tuple[bool, bool, bool, int]:
     """Order pods to be replaced: what serves nobody first, then what is idle."""
     return (pod.is_available, not pod.is_draining, pod.is_busy, -pod.ordinal)
-
-
-def _gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
-    """Say how the pod may be taken now, or what it waits for."""
-    rollout = fleet.spec.rollout
-    if pod.is_dead or not rollout.wait_for_idle:
-        return "delete"
-    if _is_forced(fleet, waited_s):
-        return "delete"
-    if pod.engine is None:
-        message = f"{pod.name} has started, but its engine does not say whether it is idle"
-        return Waiting("EngineUnreachable", message, (pod.name,))
-    limit_s = rollout.idle_timeout_seconds
-    if not pod.is_busy:
-        if not pod.is_draining:
-            return "drain"
-        if pod.is_ready and waited_s < limit_s:
-            message = f"{pod.name} is drained; its Service still sends requests to it"
-            return Waiting("Draining", message, (pod.name,), is_deferred=False)
-        return "delete"
-    if waited_s >= limit_s:
-        what = "was never seen idle"
-        if pod.is_draining:
-            what = "takes nothing new, and has not finished what it runs"
-        message = (
-            f"{pod.name} {what} within {limit_s} s; "
-            "it is replaced once it is idle, or at once with rollout.force"
-        )
-        return Waiting("IdleTimeout", message, (pod.name,))
-    then = "replaced anyway" if rollout.force else "reported"
-    if pod.is_draining:
-        message = (
-            f"{pod.name} takes nothing new and finishes what it runs; it is then replaced, "
-            f"and {then} after {limit_s} s"
-        )
-        return Waiting("Draining", message, (pod.name,), is_deferred=False)
-    message = (
-        f"{pod.name} runs requests; it is replaced once it is idle, and {then} after {limit_s} s"
-    )
-    return Waiting("Busy", message, (pod.name,))
-
-
-def _is_forced(fleet: Fleet, waited_s: float) -> bool:
-    rollout = fleet.spec.rollout
-    return rollout.force and waited_s >= rollout.idle_timeout_seconds
-
-
-def _doubt_about_fit(fleet: Fleet) -> Waiting | None:
-    """Where an engine serves, one has to have said that the profile fits, forced or not."""
-    serving = tuple(pod.name for pod in fleet.pods if pod.is_available)
-    if not serving or not fleet.stale:
-        return None
-    if any(pod.engine is not None and pod.engine.fit is not None for pod in fleet.pods):
-        return None
-    return Waiting("FitUnknown", "no engine says whether the profile fits its memory", serving)
-
-
-def _held_by_canary(fleet: Fleet) -> Waiting | None:
-    canary, held = fleet.spec.canary, tuple(pod.name for pod in fleet.stale)
-    if canary is None or not held:
-        return None
-    message = (
-        f"the canary of {canary.pods} pod(s) is served; remove spec.canary to go on, "
-        "or restore the spec to revert"
-    )
-    return Waiting("Canary", message, held)
-
-
-def _wait_for_absent(fleet: Fleet) -> Waiting | None:
-    return _not_ready(fleet.absent) if fleet.absent else None
-
-
-def _not_ready(names: tuple[str, ...]) -> Waiting:
-    message = f"not ready yet: {', '.join(names)}"
-    return Waiting("PodsNotReady", message, names, is_deferred=False)
 
 
 def _collect_garbage(fleet: Fleet) -> tuple[Action, ...]:
