@@ -26,9 +26,7 @@ def shared(share_release: ShareRelease) -> Release:
 @pytest.fixture
 def pair(shared: Release) -> Release:
     """Two engines that serve their profile, whatever that is by now."""
-    if shared.condition("Ready")[0] != "True":
-        shared.kubectl("replace", "-f", "-", stdin=json.dumps(shared.profile_manifest()))
-        shared.wait_for("Ready", "True")
+    shared.bring_to_rest()
     return shared
 
 

@@ -26,9 +26,7 @@ def shared(share_release: ShareRelease) -> Release:
 @pytest.fixture
 def release(shared: Release) -> Release:
     """The shared release with an engine that serves its profile, whatever that is by now."""
-    if shared.condition("Ready")[0] != "True":
-        shared.kubectl("replace", "-f", "-", stdin=json.dumps(shared.profile_manifest()))
-        shared.wait_for("Ready", "True")
+    shared.bring_to_rest()
     return shared
 
 

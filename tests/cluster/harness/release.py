@@ -124,6 +124,12 @@ class Release:
         patch = json.dumps({"spec": spec})
         self.kubectl("patch", PROFILES, self.name, "--type=merge", "-p", patch)
 
+    def bring_to_rest(self) -> None:
+        """Have the engines serve a profile: the one that is there, or else the least one."""
+        if self.condition("Ready")[0] != "True":
+            self.kubectl("replace", "-f", "-", stdin=json.dumps(self.profile_manifest()))
+            self.wait_for("Ready", "True")
+
     @property
     def profile(self) -> dict[str, Any]:
         """The profile as the API server has it."""
