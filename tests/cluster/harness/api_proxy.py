@@ -19,6 +19,7 @@ from aiohttp import web
 from tests.cluster.harness.credentials import API_URL, NODE_ADDRESS, Credentials
 
 _PORT = 7443
+_CLOSING_S = 1.0
 _HOP_HEADERS = frozenset({"host", "connection", "content-length", "transfer-encoding"})
 
 
@@ -101,6 +102,8 @@ class ApiProxy:
     async def _stop(self) -> None:
         await self._runner.cleanup()
         await self._session.close()
+        # What is left of its connections is closed by further rounds of this loop.
+        await asyncio.sleep(_CLOSING_S)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         for fault in self._faults:
