@@ -65,6 +65,11 @@ class Daemon:
         )
         self._pid_file.write_text(str(pid))
 
+    @property
+    def started_s(self) -> float:
+        """When it was started last, in seconds since the epoch."""
+        return self._pid_file.stat().st_mtime
+
     def kill(self) -> None:
         """End it at once. Effects: it is gone when this returns."""
         if not self.is_running():
