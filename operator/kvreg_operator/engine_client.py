@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvreg_operator.errors import PermanentError, TemporaryError, class_of
 from kvreg_operator.observed import EngineState, Fit
@@ -28,7 +28,7 @@ RETRY_DELAY_S = 10.0
 DRAIN_GRACE_S = 30
 
 _FROM_ENGINE: dict[Literal["keep", "drop"], CurrentState] = {"keep": "Keep", "drop": "Drop"}
-_Answer = TypeVar("_Answer", bound=BaseModel)
+_Answer = TypeVar("_Answer")
 
 
 class _Profile(BaseModel):
@@ -47,18 +47,8 @@ class _Registry(BaseModel):
     is_draining: bool
 
 
-class _Fit(BaseModel):
-    fits: bool
-    required_bytes: int
-    available_bytes: int
-    short_by_bytes: int
-
-
-@dataclass(frozen=True)
-class _Response:
-    status: int
-    headers: httpx.Headers
-    content: bytes
+_REGISTRY = TypeAdapter(_Registry)
+_FIT = TypeAdapter(Fit)
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class EngineClient:
         """
         # First, because it also shows whether the key is good enough for the second answer.
         fit = await self.fit(base_url, spec)
-        registry = await self._ask("GET", f"{base_url}/v1/registry", _Registry)
+        registry = await self._ask("GET", f"{base_url}/v1/registry", _REGISTRY)
         said = registry.profile
         return EngineState(
             effective=EffectiveSettings(
@@ -113,8 +103,7 @@ class EngineClient:
         }
         if spec.anchors is not None:
             question["anchors"] = spec.anchors
-        answer = await self._ask("POST", f"{base_url}/admin/fit", _Fit, question)
-        return Fit(**answer.model_dump())
+        return await self._ask("POST", f"{base_url}/admin/fit", _FIT, question)
 
     async def drain(self, base_url: str) -> None:
         """Let the engine not be ready at once, and take nothing new after a grace. Idempotent.
@@ -129,18 +118,18 @@ class EngineClient:
         self,
         method: Literal["GET", "POST"],
         url: str,
-        shape: type[_Answer],
+        shape: TypeAdapter[_Answer],
         body: dict[str, object] | None = None,
     ) -> _Answer:
-        response = await self._send(method, url, body)
+        content = await self._send(method, url, body)
         try:
-            return shape.model_validate_json(response.content)
+            return shape.validate_json(content)
         except ValidationError as err:
             raise PermanentError(f"{method} {url}: not the answer of an engine: {err}") from err
 
     async def _send(
         self, method: Literal["GET", "POST"], url: str, body: dict[str, object] | None
-    ) -> _Response:
+    ) -> bytes:
         headers = {"accept-encoding": "identity"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -161,14 +150,13 @@ class EngineClient:
         if content is None:
             message = f"{method} {url}: packed, or over {MAX_ANSWER_BYTES} bytes"
             raise PermanentError(message)
-        response = _Response(stream.status_code, stream.headers, content)
         if stream.is_success:
-            return response
-        code = _code_of(response)
-        message = f"{method} {url}: {response.status} {code or stream.reason_phrase}"
-        if class_of(code, response.status) == "permanent":
+            return content
+        code = _code_of(content)
+        message = f"{method} {url}: {stream.status_code} {code or stream.reason_phrase}"
+        if class_of(code, stream.status_code) == "permanent":
             raise PermanentError(message)
-        raise TemporaryError(message, delay_s=_retry_after_s(response))
+        raise TemporaryError(message, delay_s=_retry_after_s(stream))
 
 
 async def _read(stream: httpx.Response) -> bytes | None:
@@ -183,14 +171,14 @@ async def _read(stream: httpx.Response) -> bytes | None:
     return bytes(content)
 
 
-def _code_of(response: _Response) -> str | None:
+def _code_of(content: bytes) -> str | None:
     try:
-        code = json.loads(response.content)["error"]["code"]
+        code = json.loads(content)["error"]["code"]
     except (ValueError, KeyError, TypeError):
         return None
     return code if isinstance(code, str) else None
 
 
-def _retry_after_s(response: _Response) -> float:
+def _retry_after_s(response: httpx.Response) -> float:
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else RETRY_DELAY_S

@@ -11,12 +11,18 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from kvreg_operator.cluster_api import EVENTS, ClusterApi
 from kvreg_operator.errors import OperatorError
 from kvreg_operator.plan import Event
-from kvreg_operator.profile import GROUP, KIND, VERSION, Metadata
+from kvreg_operator.profile import (
+    GROUP,
+    KIND,
+    VERSION,
+    Metadata,
+    as_kubernetes_time,
+    moment_of,
+)
 from kvreg_operator.rendering import FIELD_MANAGER, Manifest
 
 REPEAT_AFTER_S = 600.0
@@ -68,7 +74,7 @@ class EventRecorder:
             self._told[key] = told
 
     async def _raise_count(self, about: Metadata, told: _Told, now_s: float) -> bool:
-        patch = {"count": told.count + 1, "lastTimestamp": _timestamp(now_s)}
+        patch = {"count": told.count + 1, "lastTimestamp": as_kubernetes_time(moment_of(now_s))}
         patched = await self._api.merge_patch(EVENTS, about.namespace, told.name, patch)
         told.last_s, told.count = now_s, told.count + 1
         return patched is not None
@@ -76,7 +82,7 @@ class EventRecorder:
 
 def build_event(about: Metadata, event: Event, name: str, now_s: float, instance: str) -> Manifest:
     """Build an event about a profile that is told for the first time."""
-    moment = _timestamp(now_s)
+    moment = as_kubernetes_time(moment_of(now_s))
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -98,10 +104,6 @@ def build_event(about: Metadata, event: Event, name: str, now_s: float, instance
         "reportingComponent": FIELD_MANAGER,
         "reportingInstance": instance,
     }
-
-
-def _timestamp(now_s: float) -> str:
-    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _name_of(about: Metadata) -> str:

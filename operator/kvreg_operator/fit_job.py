@@ -13,18 +13,16 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from kvreg_operator.observed import Fit, FitJob, Target
 from kvreg_operator.profile import KVRegistryProfile, ProfileSpec
 from kvreg_operator.rendering import (
     CONFIG_FILE_VARIABLE,
-    FIELD_MANAGER,
-    MANAGER_LABEL,
     MOUNT_PATH,
-    TARGET_LABEL,
     VOLUME_NAME,
     Manifest,
+    build_ownership,
 )
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
@@ -49,11 +47,7 @@ _SHARED_POD_FIELDS = (
 _SHARED_CONTAINER_FIELDS = ("envFrom", "image", "imagePullPolicy", "securityContext")
 
 
-class _Answer(BaseModel):
-    fits: bool
-    required_bytes: int
-    available_bytes: int
-    short_by_bytes: int
+_FIT = TypeAdapter(Fit)
 
 
 def build_fit_job(profile: KVRegistryProfile, target: Target) -> Manifest:
@@ -66,29 +60,21 @@ def build_fit_job(profile: KVRegistryProfile, target: Target) -> Manifest:
     content = json.dumps([target.uid, pod_spec], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:_HASH_LENGTH]
     head = ref.name[: _MAX_NAME_LENGTH - len("-fit-") - _HASH_LENGTH].rstrip("-")
-    # None of the target's own labels: what selects its pods must not select this one.
-    labels = {MANAGER_LABEL: FIELD_MANAGER, TARGET_LABEL: ref.name}
+    ownership = build_ownership(ref.name, target.uid)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": f"{head}-fit-{digest}",
             "namespace": namespace,
-            "labels": labels,
-            "ownerReferences": [
-                {
-                    "apiVersion": "apps/v1",
-                    "kind": "StatefulSet",
-                    "name": ref.name,
-                    "uid": target.uid,
-                }
-            ],
+            **ownership,
         },
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": _DEADLINE_S,
             "ttlSecondsAfterFinished": _KEPT_FOR_S,
-            "template": {"metadata": {"labels": labels}, "spec": pod_spec},
+            # None of the target's own labels: what selects its pods must not select this one.
+            "template": {"metadata": {"labels": ownership["labels"]}, "spec": pod_spec},
         },
     }
 
@@ -173,7 +159,6 @@ def _end_of(pod: Manifest) -> Manifest | None:
 def _read_answer(end: dict[str, Any]) -> Fit | None:
     """Return the answer, whatever the exit status: a profile that does not fit ends with 1."""
     try:
-        answer = _Answer.model_validate_json(end.get("message") or "")
+        return _FIT.validate_json(end.get("message") or "")
     except ValidationError:
         return None
-    return Fit(**answer.model_dump())

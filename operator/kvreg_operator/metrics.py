@@ -106,13 +106,8 @@ def _is_failure(status: ProfileStatus) -> bool:
 
 def find_new_deferral(previous: ProfileStatus, status: ProfileStatus) -> str | None:
     """Return why a roll was put off, where it was not, or for another reason."""
-    now = status.find_condition("RolloutDeferred")
-    if now is None or now.status != "True":
-        return None
-    earlier = previous.find_condition("RolloutDeferred")
-    if earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason):
-        return None
-    return now.reason
+    now = _true_reason(status, "RolloutDeferred")
+    return None if now == _true_reason(previous, "RolloutDeferred") else now
 
 
 def _true_reason(status: ProfileStatus, condition_type: ConditionType) -> str | None:

@@ -32,11 +32,12 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 ConditionType = Literal["Accepted", "Progressing", "Ready", "Degraded", "RolloutDeferred"]
 
 
-def _as_kubernetes_time(moment: datetime) -> str:
+def as_kubernetes_time(moment: datetime) -> str:
+    """Write a point in time as Kubernetes does."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-Moment = Annotated[datetime, PlainSerializer(_as_kubernetes_time, return_type=str)]
+Moment = Annotated[datetime, PlainSerializer(as_kubernetes_time, return_type=str)]
 """A point in time, to the second, as Kubernetes writes it."""
 
 

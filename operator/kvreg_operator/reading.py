@@ -123,13 +123,17 @@ def _container_status(manifest: Manifest, container: str) -> Manifest:
 def find_engine_url(manifest: Manifest, container: str, port_name: str = "http") -> str | None:
     """Return where the engine of a pod listens, or None while it has no address or no such port."""
     address: str | None = (manifest.get("status") or {}).get("podIP")
-    containers: list[Manifest] = manifest["spec"]["containers"]
-    engine = next((each for each in containers if each["name"] == container), Manifest())
+    engine = _find_container(manifest["spec"], container)
     ports = [p["containerPort"] for p in engine.get("ports") or [] if p.get("name") == port_name]
     if not address or not ports:
         return None
     host = f"[{address}]" if ":" in address else address
     return f"http://{host}:{ports[0]}"
+
+
+def _find_container(pod_spec: Manifest, name: str) -> Manifest:
+    containers: list[Manifest] = pod_spec["containers"]
+    return next((each for each in containers if each["name"] == name), {})
 
 
 def _settings_hash(metadata: Manifest) -> str | None:
@@ -147,8 +151,7 @@ def _mounted_config_map(pod_spec: Manifest) -> str | None:
 
 def _is_wired(pod_spec: Manifest, container: str) -> bool:
     """Say whether the container mounts the settings and is told to read them, wherever that is."""
-    containers: list[Manifest] = pod_spec["containers"]
-    engine = next((each for each in containers if each["name"] == container), Manifest())
+    engine = _find_container(pod_spec, container)
     mounts = engine.get("volumeMounts") or []
     paths = [each["mountPath"] for each in mounts if each["name"] == VOLUME_NAME]
     told = [

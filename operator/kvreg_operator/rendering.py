@@ -29,6 +29,21 @@ def config_map_name(target_name: str, settings_hash: str) -> str:
     return f"{target_name}-profile-{settings_hash}"
 
 
+def build_ownership(target_name: str, target_uid: str) -> Manifest:
+    """Build the metadata of what is made for a target: found by its labels, and gone with it."""
+    return {
+        "labels": {MANAGER_LABEL: FIELD_MANAGER, TARGET_LABEL: target_name},
+        "ownerReferences": [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "StatefulSet",
+                "name": target_name,
+                "uid": target_uid,
+            }
+        ],
+    }
+
+
 def build_config_map(
     *, namespace: str, target_name: str, target_uid: str, document: SettingsDocument
 ) -> Manifest:
@@ -43,15 +58,7 @@ def build_config_map(
         "metadata": {
             "name": config_map_name(target_name, document.hash),
             "namespace": namespace,
-            "labels": {MANAGER_LABEL: FIELD_MANAGER, TARGET_LABEL: target_name},
-            "ownerReferences": [
-                {
-                    "apiVersion": "apps/v1",
-                    "kind": "StatefulSet",
-                    "name": target_name,
-                    "uid": target_uid,
-                }
-            ],
+            **build_ownership(target_name, target_uid),
         },
         "immutable": True,
         "data": {SETTINGS_FILE: document.text},
