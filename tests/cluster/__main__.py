@@ -23,9 +23,11 @@ from tests.cluster.harness.places import (
     RUN_VARIABLE,
     Cache,
     find_cache,
+    say,
 )
 from tests.cluster.harness.programs import ProgramsMissing, ensure_programs, monitoring_crds
 from tests.cluster.harness.runtime import CNI_PLUGINS
+from tests.system_parts import is_ci
 
 PARTS = {
     "buildah": "buildah",
@@ -105,10 +107,9 @@ def _require_parts() -> None:
 
 
 def _give_up(reason: str) -> int:
-    is_ci = os.environ.get("CI", "").lower() not in {"", "0", "false"}
     rule = "=" * 100
     sys.stderr.write(f"{rule}\nNO CLUSTER, AND NONE OF ITS TESTS RAN: {reason}\n{rule}\n")
-    return STATUS_MISSING if is_ci else STATUS_SKIPPED
+    return STATUS_MISSING if is_ci() else STATUS_SKIPPED
 
 
 @contextmanager
@@ -119,7 +120,7 @@ def _held(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.stderr.write(f"cluster: waiting for another run, which holds {path}\n")
+            say(f"waiting for another run, which holds {path}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

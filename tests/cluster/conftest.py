@@ -8,25 +8,21 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from tests.cluster.harness.cluster import Cluster
-from tests.cluster.harness.places import BINARIES_VARIABLE, RUN_VARIABLE, find_cache
+from tests.cluster.harness.cluster import Cluster, find_cluster
+from tests.cluster.harness.places import RUN_VARIABLE
 from tests.cluster.harness.release import Release, base_values
 
-_RUN = os.environ.get(RUN_VARIABLE)
-collect_ignore_glob = [] if _RUN else ["test_*.py"]
+collect_ignore_glob = [] if RUN_VARIABLE in os.environ else ["test_*.py"]
 
 MakeRelease = Callable[..., Release]
-ShareRelease = MakeRelease
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The cluster that is running already; ``stories`` started it, and ends it."""
-    assert _RUN is not None
-    running = Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), Path(_RUN))
+    running = find_cluster()
     yield running
     running.close()
 
@@ -44,7 +40,7 @@ def make_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRe
 
 
 @pytest.fixture(scope="module")
-def share_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[ShareRelease]:
+def share_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelease]:
     """The same for releases that the tests of a module share."""
     yield from _releases(cluster, namespaces)
 
@@ -56,8 +52,7 @@ def _releases(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelea
         release = Release(cluster, next(namespaces), base_values(replicas=replicas))
         made.append(release)
         release.install(**changes)
-        release.wait_ready(replicas)
-        release.wait_ready(1, "operator")
+        release.wait_installed()
         return release
 
     yield make

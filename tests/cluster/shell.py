@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from tests.cluster.harness.cluster import Cluster
-from tests.cluster.harness.places import BINARIES_VARIABLE, RUN_VARIABLE, find_cache
+from tests.cluster.harness.cluster import find_cluster
+from tests.cluster.harness.places import say
 from tests.cluster.harness.release import Release, base_values
 
 NAMESPACE = "chat"
@@ -35,30 +34,23 @@ Logs of the cluster itself: {logs}
 
 def main() -> int:
     """Start, install, run the shell; return its status."""
-    run = Path(os.environ[RUN_VARIABLE])
-    cluster = Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), run)
+    cluster = find_cluster()
     try:
-        _say("starting the cluster")
+        say("starting the cluster")
         cluster.start()
-        _say("installing the chart")
+        say("installing the chart")
         values = base_values()
         values["crd"] = {"install": True}
         release = Release(cluster, NAMESPACE, values)
         release.install()
         cluster.kubectl("config", "set-context", "--current", f"--namespace={NAMESPACE}")
-        release.wait_ready(1)
-        release.wait_ready(1, "operator")
-        release.apply()
-        release.wait_for("Ready", "True")
-        sys.stderr.write(_WELCOME.format(url=release.url(), logs=run / "logs"))
+        release.wait_installed()
+        release.serve()
+        sys.stderr.write(_WELCOME.format(url=release.url(), logs=cluster.folder / "logs"))
         shell = os.environ.get("SHELL", "/bin/bash")
         return subprocess.run([shell], env=cluster.environment, check=False).returncode
     finally:
         cluster.stop()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"cluster: {text}\n")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ all others.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.harness.cluster import Cluster
-from tests.cluster.harness.places import BINARIES_VARIABLE, MODULE, RUN_VARIABLE, find_cache
+from tests.cluster.harness.cluster import find_cluster
+from tests.cluster.harness.places import MODULE
 
 # They wait most of the time; more would start engines side by side on few cores.
 NUM_WORKERS = 3
@@ -27,8 +26,7 @@ ROUNDS = (
 
 def main(arguments: list[str]) -> int:
     """Start the cluster, run both rounds, return the first status that is not 0."""
-    run = Path(os.environ[RUN_VARIABLE])
-    cluster = Cluster(Path(os.environ[BINARIES_VARIABLE]), find_cache(), run)
+    cluster = find_cluster()
     names_tests = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
     asked = [*arguments, *([] if names_tests else [str(MODULE)])]
     try:

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from tests.cluster.conftest import MakeRelease, ShareRelease
+from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.credentials import NODE_NAME
 from tests.cluster.harness.release import PROFILES, Release
@@ -15,11 +15,10 @@ from tests.cluster.harness.traffic import Stream, visits
 
 
 @pytest.fixture(scope="module")
-def shared(share_release: ShareRelease) -> Release:
+def shared(share_release: MakeRelease) -> Release:
     # Until the Service has forgotten a pod.
     release = share_release(replicas=2, engine={"preStopSeconds": 2})
-    release.apply()
-    release.wait_for("Ready", "True")
+    release.serve()
     return release
 
 
@@ -151,8 +150,7 @@ def test_engine_that_is_killed_comes_back_with_its_profile(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release()
-    release.apply(registryEntries=3)
-    release.wait_for("Ready", "True")
+    release.serve(registryEntries=3)
     before = release.uids()
     (pod,) = release.pods().values()
     container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
@@ -174,8 +172,7 @@ def test_engine_that_cannot_start_is_reported_and_a_revert_gets_past_it(
     make_release: MakeRelease,
 ) -> None:
     release = make_release()
-    release.apply()
-    release.wait_for("Ready", "True")
+    release.serve()
     good = release.values["engine"]["image"]["tag"]
     release.install(engine={"image": {"tag": "does-not-exist"}})
     release.wait_for("Degraded", "True", "PodFailing")
@@ -203,8 +200,7 @@ def test_node_is_drained_although_there_is_one_engine_only(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release(engine={"podLabels": {"drained": "yes"}})
-    release.apply()
-    release.wait_for("Ready", "True")
+    release.serve()
     (name,) = release.ready()
     stream = Stream(release.client(release.pod_url(name)), max_tokens=3000).start()
     options = ("--pod-selector=drained=yes", "--delete-emptydir-data", "--timeout=60s")
@@ -222,8 +218,7 @@ def test_without_an_operator_everything_can_be_deleted(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release()
-    release.apply()
-    release.wait_for("Ready", "True")
+    release.serve()
     release.kubectl("scale", f"deployment/{release.name}-operator", "--replicas=0")
     release.wait_until(lambda: not release.pods("operator"), "the operator is gone")
     release.kubectl("delete", PROFILES, release.name, "--timeout=10s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster.conftest import ShareRelease
+from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.api_proxy import ApiProxy, Fault
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.release import PROFILES, Release
@@ -25,15 +25,14 @@ def proxy(cluster: Cluster) -> Iterator[ApiProxy]:
 
 
 @pytest.fixture(scope="module")
-def shared(share_release: ShareRelease, proxy: ApiProxy) -> Release:
+def shared(share_release: MakeRelease, proxy: ApiProxy) -> Release:
     release = share_release(operator={"resyncSeconds": 4, "deafAfterSeconds": 8})
     before = release.uids("operator")
     release.kubectl("set", "env", f"deployment/{release.name}-operator", *proxy.variables)
     release.wait_until(
         lambda: bool(release.ready("operator") - before.keys()), "the operator uses the proxy"
     )
-    release.apply(registryEntries=1)
-    release.wait_for("Ready", "True")
+    release.serve(registryEntries=1)
     return release
 
 

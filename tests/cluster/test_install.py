@@ -7,16 +7,15 @@ import openai
 import pytest
 from dashboards.operator_metrics import OPERATOR_METRICS
 from prometheus_client.parser import text_string_to_metric_families
-from tests.cluster.conftest import ShareRelease
+from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import CommandFailed
 from tests.cluster.harness.release import MODEL, PROFILES, Release
 
 
 @pytest.fixture(scope="module")
-def release(share_release: ShareRelease) -> Release:
+def release(share_release: MakeRelease) -> Release:
     release = share_release()
-    release.apply(registryEntries=3, anchors=1)
-    release.wait_for("Ready", "True")
+    release.serve(registryEntries=3, anchors=1)
     return release
 
 

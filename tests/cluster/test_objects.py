@@ -56,8 +56,7 @@ def test_uninstalled_release_leaves_the_definition_only(
     cluster: Cluster, make_release: MakeRelease
 ) -> None:
     release = make_release()
-    release.apply()
-    release.wait_for("Ready", "True")
+    release.serve()
     release.kubectl("delete", PROFILES, release.name)
     cluster.helm("uninstall", release.name, f"--namespace={release.namespace}", "--wait")
 
@@ -104,8 +103,7 @@ def test_upgraded_definition_stores_new_fields_and_keeps_the_status(
     apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
     cluster.kubectl(*apply, stdin=json.dumps(older(definition)))
     release = make_release()
-    release.apply(registryEntries=3)
-    release.wait_for("Ready", "True")
+    release.serve(registryEntries=3)
     before, uids = release.profile["status"], release.uids()
     cluster.kubectl(*apply, stdin=json.dumps(definition))
     assert release.profile["status"] == before

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import MakeRelease, ShareRelease
+from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import CommandFailed
 from tests.cluster.harness.node import GPU_RESOURCE, NUM_GPUS
 from tests.cluster.harness.release import PROFILES, Release
@@ -16,10 +16,9 @@ HASH = "kvreg.dev/settings-hash"
 
 
 @pytest.fixture(scope="module")
-def shared(share_release: ShareRelease) -> Release:
+def shared(share_release: MakeRelease) -> Release:
     release = share_release(engine={"settings": {"memory_gib": 0.25}})
-    release.apply()
-    release.wait_for("Ready", "True")
+    release.serve()
     return release
 
 
@@ -176,8 +175,7 @@ def test_profile_can_be_deleted_and_engines_go_on(release: Release) -> None:
     release.kubectl("delete", PROFILES, release.name, "--timeout=10s")
     assert release.client().models.list().data
     assert release.uids() == before
-    release.apply(**spec)
-    release.wait_for("Ready", "True")
+    release.serve(**spec)
     assert release.uids() == before
 
 
@@ -208,8 +206,7 @@ def test_engine_that_takes_every_card_is_replaced_without_a_spare_one(
     cards = {GPU_RESOURCE: str(NUM_GPUS)}
     release = make_release(engine={"resources": {"limits": cards}})
     before = release.uids()
-    release.apply(registryEntries=3)
-    release.wait_for("Ready", "True")
+    release.serve(registryEntries=3)
     assert release.uids() != before
     (pod,) = release.pods().values()
     assert pod["spec"]["containers"][0]["resources"]["limits"][GPU_RESOURCE] == str(NUM_GPUS)

@@ -18,7 +18,7 @@ import httpx
 from tests.cluster.harness.control_plane import ControlPlane
 from tests.cluster.harness.credentials import ADMIN, API_URL, NODE_NAME, Credentials
 from tests.cluster.harness.node import GPU_RESOURCE, NUM_GPUS, Node, make_network
-from tests.cluster.harness.places import Cache
+from tests.cluster.harness.places import RUN_VARIABLE, Cache, find_binaries, find_cache
 from tests.cluster.harness.runtime import Runtime
 
 _NODE_TIMEOUT_S = 60.0
@@ -155,7 +155,7 @@ class Cluster:
         return done.stdout
 
     def _has_account(self) -> bool:
-        return bool(self.list("serviceaccounts", "default", ""))
+        return bool(self.list("serviceaccounts", "default"))
 
     def _is_node_ready(self) -> bool:
         try:
@@ -164,6 +164,11 @@ class Cluster:
             return False
         conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", [])}
         return conditions.get("Ready") == "True"
+
+
+def find_cluster() -> Cluster:
+    """Return the cluster of the run that this process is part of, whether it has started or not."""
+    return Cluster(find_binaries(), find_cache(), Path(os.environ[RUN_VARIABLE]))
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:

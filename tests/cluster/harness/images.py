@@ -11,13 +11,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.harness.places import REPOSITORY, Cache
+from tests.cluster.harness.places import REPOSITORY, Cache, say
 from tests.cluster.harness.runtime import PAUSE_IMAGE, Runtime
 
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
@@ -97,9 +96,10 @@ def ensure_images(cache: Cache, folder: Path) -> None:
     for image, recipe in RECIPES.items():
         # buildah would read all of a large layer only to find that nothing has changed. The id
         # stands beside the digest, as somebody else may build under the same name.
-        if record.get("built", image) != f"{recipe.digest()} {_image_id(image)}":
+        digest = recipe.digest()
+        if record.get("built", image) != f"{digest} {_image_id(image)}":
             build_image(image, recipe.dockerfile)
-            record.set("built", image, f"{recipe.digest()} {_image_id(image)}")
+            record.set("built", image, f"{digest} {_image_id(image)}")
     _build_pause()
     runtime = Runtime(cache, folder, for_pods=False)
     runtime.start()
@@ -125,7 +125,7 @@ def build_image(image: str, dockerfile: str) -> None:
         _buildah(*command)
     except subprocess.CalledProcessError:
         # buildah is known to fail at once, now and then, and to succeed when it is asked again.
-        _say(f"building {image} failed; trying once more")
+        say(f"building {image} failed; trying once more")
         _buildah(*command)
 
 
@@ -133,14 +133,14 @@ def _make_room() -> None:
     """Give up what is kept of former builds where the next one may fill the disk."""
     storage = Path("/var/lib/containers")
     if storage.is_dir() and shutil.disk_usage(storage).free < _ROOM_BYTES:
-        _say("little disk is left: removing the layers of former builds")
+        say("little disk is left: removing the layers of former builds")
         _buildah("rmi", "--prune", "--force")
 
 
 def _ensure_base() -> None:
     if _image_id(BASE_IMAGE) is not None:
         return
-    _say(f"making {BASE_IMAGE} with debootstrap")
+    say(f"making {BASE_IMAGE} with debootstrap")
     with tempfile.TemporaryDirectory(prefix="kvreg-base-") as folder:
         root = Path(folder) / "root"
         subprocess.run(
@@ -200,7 +200,7 @@ def _bring(runtime: Runtime, image: str, folder: Path) -> None:
     """Give containerd an image; of its blobs, those that are not there yet."""
     layout, policy = folder / "layout", folder / "signature-policy.json"
     policy.write_text(_POLICY)
-    _say(f"bringing {image} to the node")
+    say(f"bringing {image} to the node")
     _buildah("push", "--quiet", "--signature-policy", str(policy), image, f"oci:{layout}:{image}")
     index = json.loads((layout / "index.json").read_text())
     (entry,) = index["manifests"]
@@ -240,8 +240,4 @@ def _buildah(*arguments: str) -> None:
         env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
     )
     if (took_s := time.monotonic() - began_s) > 1:
-        _say(f"buildah {arguments[0]} took {took_s:.0f} s")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"cluster: {text}\n")
+        say(f"buildah {arguments[0]} took {took_s:.0f} s")

@@ -1,11 +1,12 @@
 """Where the cluster of the tests keeps what: what survives a run, and what one run leaves behind.
 
-Owns paths and the names of variables that move them. It creates nothing.
+Owns paths and the names of variables that move them, and how a run speaks. It creates nothing.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,3 +60,8 @@ def find_binaries() -> Path:
     """Return the folder of the cluster's programs, which may not be there yet."""
     named = os.environ.get(BINARIES_VARIABLE)
     return Path(named) if named else find_cache().binaries
+
+
+def say(text: str) -> None:
+    """Tell a person how far the run has come, beside what the tests print."""
+    sys.stderr.write(f"cluster: {text}\n")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import openai
@@ -77,8 +75,6 @@ class Release:
     namespace: str
     values: dict[str, Any]
     name: str = "kvreg"
-    chart: Path = CHART
-    files: tuple[Path, ...] = field(default=(CPU_DEMO,))
 
     def install(self, **changes: Any) -> None:
         """Install or upgrade, with changes of the values that stay.
@@ -89,15 +85,20 @@ class Release:
         self.values = merge(self.values, changes)
         path = self.cluster.folder / f"{self.namespace}-values.json"
         path.write_text(json.dumps(self.values))
-        files = [f"--values={file}" for file in (*self.files, path)]
+        files = [f"--values={file}" for file in (CPU_DEMO, path)]
         self.cluster.helm(
-            "upgrade", "--install", self.name, str(self.chart), *files,
+            "upgrade", "--install", self.name, str(CHART), *files,
             f"--namespace={self.namespace}", "--create-namespace",
         )  # fmt: skip
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl in the namespace."""
         return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments, stdin=stdin)
+
+    def wait_installed(self) -> None:
+        """Wait until all engines and the operator are ready."""
+        self.wait_ready(self.values["engine"]["replicas"])
+        self.wait_ready(1, "operator")
 
     # The profile.
 
@@ -108,6 +109,11 @@ class Release:
             CommandFailed: The API server refuses it.
         """
         self.kubectl("apply", "-f", "-", stdin=json.dumps(self.profile_manifest(**spec)))
+
+    def serve(self, **spec: Any) -> None:
+        """Apply the profile, and wait until the engines serve it."""
+        self.apply(**spec)
+        self.wait_for("Ready", "True")
 
     def profile_manifest(self, **spec: Any) -> dict[str, Any]:
         """Return the profile with these fields of its spec, beside the least it needs."""
@@ -224,12 +230,8 @@ class Release:
 
     def pod_url(self, name: str, port: int = 8000) -> str:
         """Return where one pod is reached."""
-        return f"http://{self.pods_of_all()[name]['status']['podIP']}:{port}"
-
-    def pods_of_all(self) -> dict[str, dict[str, Any]]:
-        """Return all pods of the namespace by name."""
-        found = self.cluster.list("pods", self.namespace)
-        return {pod["metadata"]["name"]: pod for pod in found}
+        pod = self.cluster.get("pods", name, self.namespace)
+        return f"http://{pod['status']['podIP']}:{port}"
 
     def client(self, url: str | None = None, **options: Any) -> openai.OpenAI:
         """Return the official client, as it is but for what the options say."""
@@ -240,8 +242,3 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     """Say whether a pod may get requests."""
     conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
-
-
-def moment(text: str) -> datetime:
-    """Read a time as Kubernetes writes it."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
