@@ -36,6 +36,7 @@ class PatchTemplate:
 
     settings_hash: str
     manifest: Manifest
+    uid: str
     resource_version: str
 
 

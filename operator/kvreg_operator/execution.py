@@ -84,7 +84,8 @@ class Execution:
 
     async def _patch_template(self, action: PatchTemplate) -> None:
         version = self._version or action.resource_version
-        await self._api.apply(STATEFUL_SETS, _on_condition(action.manifest, version))
+        manifest = _on_condition(action.manifest, version, action.uid)
+        await self._api.apply(STATEFUL_SETS, manifest)
 
     async def _run_fit_job(self, action: RunFitJob) -> None:
         if await self._api.ensure_created(JOBS, action.manifest):
@@ -104,11 +105,12 @@ class Execution:
         await self._engines.drain(pod, self._target.container)
 
 
-def _on_condition(manifest: Manifest, resource_version: str) -> Manifest:
+def _on_condition(manifest: Manifest, resource_version: str, uid: str | None = None) -> Manifest:
     """Have the API server refuse the write when the object has changed since it was looked at.
 
     A target that somebody replaced meanwhile may have another strategy, under which a new template
-    would roll at once; one that was deleted must not come back.
+    would roll at once; one that was deleted must not come back. An apply needs the uid for that:
+    with the version alone it would ask to create the object, which the operator may not.
     """
-    metadata = {**manifest.get("metadata", {}), "resourceVersion": resource_version}
-    return {**manifest, "metadata": metadata}
+    condition = {"resourceVersion": resource_version, **({} if uid is None else {"uid": uid})}
+    return {**manifest, "metadata": {**manifest.get("metadata", {}), **condition}}

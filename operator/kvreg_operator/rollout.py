@@ -175,7 +175,8 @@ def _patch_template(
         target=profile.spec.target_ref,
         settings_hash=fleet.desired_hash,
     )
-    patch = PatchTemplate(fleet.desired_hash, manifest, fleet.target.resource_version)
+    target = fleet.target
+    patch = PatchTemplate(fleet.desired_hash, manifest, target.uid, target.resource_version)
     # The strategy goes first: with the old one, the patch itself would start a roll.
     return Step((*settings, *_ensure_strategy(fleet), patch), engaged_pod=_engaged(pod))
 

@@ -12,10 +12,13 @@ import pytest
 import yaml
 from tests.chart.renderings import all_renderings
 from tests.cluster.conftest import MakeRelease
-from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.cluster import Cluster, CommandFailed
 from tests.cluster.harness.places import find_cache
 from tests.cluster.harness.programs import monitoring_crds
 from tests.cluster.harness.release import CHART, PROFILES, Release, base_values
+
+from kvreg_operator.profile import TargetRef
+from kvreg_operator.rendering import build_template_patch
 
 CRD = CHART / "files" / "kvregistryprofiles.yaml"
 KINDS = "statefulsets,deployments,services,configmaps,secrets,serviceaccounts,roles,rolebindings,"
@@ -66,6 +69,21 @@ def test_uninstalled_release_leaves_the_definition_only(
 
     release.wait_until(lambda: left() == set(), "everything is gone")
     cluster.kubectl("get", "crd", PROFILES)
+
+
+def test_apply_of_the_operator_does_not_bring_a_target_back(make_release: MakeRelease) -> None:
+    release = make_release()
+    target = release.kubectl("get", "statefulset", release.name, "-o", "json")
+    seen = {name: json.loads(target)["metadata"][name] for name in ("uid", "resourceVersion")}
+    manifest = build_template_patch(
+        namespace=release.namespace, target=TargetRef(name=release.name), settings_hash="abc"
+    )
+    manifest["metadata"] |= seen
+    release.kubectl("delete", "statefulset", release.name, "--wait")
+    user = f"--as=system:serviceaccount:{release.namespace}:{release.name}-operator"
+    # A conflict, which the operator meets with another look, and not the lack of a right.
+    with pytest.raises(CommandFailed, match="uid mismatch"):
+        release.kubectl("apply", "--server-side", user, "-f", "-", stdin=json.dumps(manifest))
 
 
 @pytest.mark.alone

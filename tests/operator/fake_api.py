@@ -223,15 +223,25 @@ class FakeApi:
             self.remove(path)
             return web.json_response({"kind": "Status", "status": "Success"})
         patch = asked.body if subresource is None else _part(asked.body, subresource)
-        version = patch.get("metadata", {}).get("resourceVersion")
-        if version is not None and (existing or {}).get("metadata", {}).get(
-            "resourceVersion"
-        ) != str(version):
-            return _failure(409)
+        if (status := self._find_refusal(collection, existing, patch)) is not None:
+            return _failure(status)
         if existing is not None and merge(existing, patch) == existing:
             # A write that changes nothing makes no version.
             return web.json_response(existing)
         return web.json_response(self.put(path, merge(existing or {}, patch)))
+
+    def _find_refusal(
+        self, collection: str, existing: Manifest | None, patch: Manifest
+    ) -> int | None:
+        condition, found = patch.get("metadata", {}), (existing or {}).get("metadata", {})
+        if "uid" in condition and condition["uid"] != found.get("uid"):
+            return 409
+        if existing is None:
+            # Only now does an apply ask whether it may create; the version is no condition then.
+            return self.refusals.get(f"create {collection.rpartition('/')[2]}")
+        if condition.get("resourceVersion", found["resourceVersion"]) != found["resourceVersion"]:
+            return 409
+        return None
 
     async def _watch(self, request: web.Request, collection: str) -> web.StreamResponse:
         queue: asyncio.Queue[Manifest | None] = asyncio.Queue()

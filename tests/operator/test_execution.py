@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from kvreg_operator.errors import OperatorError, PermanentError, TemporaryError
 from kvreg_operator.execution import Execution
 from kvreg_operator.rendering import build_strategy_patch, build_template_patch
 
+TARGET_UID = f"uid-of-{TARGET}"
 FORCED = {"fieldManager": "kvreg-operator", "force": "true"}
 CONFIG_MAP = {
     "apiVersion": "v1",
@@ -78,7 +80,7 @@ def patch_of(api: FakeApi, version: str | None = None) -> PatchTemplate:
     manifest = build_template_patch(
         namespace="serving", target=read(api).spec.target_ref, settings_hash="abc"
     )
-    return PatchTemplate("abc", manifest, version or seen_version(api))
+    return PatchTemplate("abc", manifest, TARGET_UID, version or seen_version(api))
 
 
 def test_config_map_is_applied_server_side_and_forced() -> None:
@@ -100,7 +102,7 @@ def test_template_is_applied_to_the_version_that_was_looked_at() -> None:
     (asked,) = carry_out(api, action)
     assert (asked.method, asked.path, asked.query) == ("PATCH", TARGET_PATH, FORCED)
     assert asked.content_type == "application/apply-patch+yaml"
-    metadata = {**action.manifest["metadata"], "resourceVersion": version}
+    metadata = {**action.manifest["metadata"], "resourceVersion": version, "uid": TARGET_UID}
     assert asked.body == {**action.manifest, "metadata": metadata}
 
 
@@ -146,12 +148,25 @@ def test_target_that_changed_since_the_look_is_not_touched(is_strategy: bool) ->
     assert api.objects[TARGET_PATH] == changed
 
 
-def test_target_that_is_gone_ends_the_pass() -> None:
+def test_template_is_not_applied_to_another_target_of_that_name() -> None:
+    api = new_api()
+    before = api.objects[TARGET_PATH]
+    action = replace(patch_of(api), uid="uid-of-an-earlier-one")
+    with pytest.raises(Conflict):
+        carry_out(api, action)
+    assert api.objects[TARGET_PATH] == before
+
+
+@pytest.mark.parametrize("is_strategy", [True, False])
+def test_target_that_is_gone_ends_the_pass(is_strategy: bool) -> None:
     api = new_api()
     version = seen_version(api)
+    action = SetUpdateStrategy({}, version) if is_strategy else patch_of(api, version)
     api.remove(TARGET_PATH)
+    api.refusals["create statefulsets"] = 403
     with pytest.raises(Conflict):
-        carry_out(api, SetUpdateStrategy(build_strategy_patch(), version))
+        carry_out(api, action)
+    assert TARGET_PATH not in api.objects
 
 
 def test_pod_is_deleted_on_condition_of_its_uid() -> None:
