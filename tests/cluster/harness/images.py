@@ -91,6 +91,8 @@ def ensure_images(cache: Cache, folder: Path) -> None:
         subprocess.CalledProcessError: A build fails, twice.
     """
     _make_room()
+    # A run that was killed while it brought an image left gigabytes.
+    shutil.rmtree(cache.passage, ignore_errors=True)
     _ensure_base()
     record = Record(cache.root / "images.json")
     for image, recipe in RECIPES.items():
@@ -118,7 +120,8 @@ def build_image(image: str, dockerfile: str) -> None:
     """
     command = ["bud", "--quiet", "--layers", "--network=host", "--pull-never"]
     if _BUNDLE.is_file():
-        command += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro"]
+        # Laid over, as Debian's package of certificates writes there when it is installed.
+        command += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:O"]
         command += ["--build-arg", f"SSL_CERT_FILE={_BUNDLE}"]
     command += ["--file", str(REPOSITORY / dockerfile), "--tag", image, str(REPOSITORY)]
     try:
@@ -186,9 +189,9 @@ def _bring_all(cache: Cache, runtime: Runtime, record: Record) -> None:
         assert built is not None, f"{image} was not built"
         if image in there and record.get("brought", image) == built:
             continue
-        # Beside the rest of the cache: the machine's own place for temporary files may be small.
-        with tempfile.TemporaryDirectory(prefix="bring-", dir=cache.root) as folder:
-            _bring(runtime, image, Path(folder))
+        cache.passage.mkdir()
+        _bring(runtime, image, cache.passage)
+        shutil.rmtree(cache.passage)
         record.set("brought", image, built)
     # The kubelet's names of images that were replaced keep gigabytes.
     for name in runtime.ctr("images", "ls", "-q").split():

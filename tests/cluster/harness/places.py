@@ -39,6 +39,11 @@ class Cache:
         return self.root / "containerd"
 
     @property
+    def passage(self) -> Path:
+        """An image on its way to containerd; a machine's place for temporary files may be small."""
+        return self.root / "passage"
+
+    @property
     def logs(self) -> Path:
         """Logs of the last run's kubelet, API server and so on."""
         return self.root / "logs"
