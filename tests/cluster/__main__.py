@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster.harness.definitions import ORIGINS, ensure_definitions
 from tests.cluster.harness.images import ensure_images
 from tests.cluster.harness.isolation import run_isolated
 from tests.cluster.harness.places import (
@@ -25,7 +26,7 @@ from tests.cluster.harness.places import (
     find_cache,
     say,
 )
-from tests.cluster.harness.programs import ProgramsMissing, ensure_programs, monitoring_crds
+from tests.cluster.harness.programs import ProgramsMissing, ensure_programs
 from tests.cluster.harness.runtime import CNI_PLUGINS
 from tests.system_parts import is_ci
 
@@ -69,7 +70,9 @@ def main() -> int:
 
 def _run_inside(cache: Cache, command: list[str]) -> int:
     binaries = ensure_programs(cache)
-    monitoring_crds(cache)
+    # There is no network inside.
+    for origin in ORIGINS:
+        ensure_definitions(cache, origin)
     # Sockets lie here, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="kvreg-") as run:
         folder = Path(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,43 @@ import yaml
 from tests.chart.renderings import all_renderings
 from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import Cluster, CommandFailed
+from tests.cluster.harness.definitions import (
+    GATEWAY,
+    MONITORING,
+    Origin,
+    ensure_definitions,
+)
 from tests.cluster.harness.places import find_cache
-from tests.cluster.harness.programs import monitoring_crds
 from tests.cluster.harness.release import CHART, PROFILES, Release, base_values
 
 from kvreg_operator.profile import TargetRef
 from kvreg_operator.rendering import build_template_patch
 
+GATEWAY_EXAMPLE = CHART / "examples" / "affinity" / "envoy-gateway.yaml"
 CRD = CHART / "files" / "kvregistryprofiles.yaml"
 KINDS = "statefulsets,deployments,services,configmaps,secrets,serviceaccounts,roles,rolebindings,"
 KINDS += "networkpolicies,poddisruptionbudgets,pods,persistentvolumeclaims,jobs,leases"
 
 
+@contextmanager
+def defined(cluster: Cluster, origin: Origin, *files: str) -> Iterator[None]:
+    """Let the API server know resources that others own."""
+    folder = ensure_definitions(find_cache(), origin)
+    options = [option for file in files for option in ("-f", str(folder / file))]
+    # Too large for the annotation that a client-side apply would write.
+    cluster.kubectl("create", *options)
+    try:
+        cluster.kubectl("wait", *options, "--for=condition=Established", "--timeout=30s")
+        yield
+    finally:
+        cluster.kubectl("delete", *options, "--wait=false")
+
+
 @pytest.fixture(scope="module")
 def with_monitoring(cluster: Cluster) -> Iterator[Cluster]:
-    folder = monitoring_crds(find_cache())
     kinds = ("podmonitors", "servicemonitors", "prometheusrules")
-    files = [folder / f"monitoring.coreos.com_{kind}.yaml" for kind in kinds]
-    for file in files:
-        cluster.kubectl("create", "-f", str(file))
-    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=30s")
-    yield cluster
-    for file in files:
-        cluster.kubectl("delete", "-f", str(file), "--wait=false")
+    with defined(cluster, MONITORING, *(f"monitoring.coreos.com_{kind}.yaml" for kind in kinds)):
+        yield cluster
 
 
 def test_api_server_takes_every_rendering(with_monitoring: Cluster) -> None:
@@ -53,6 +68,14 @@ def test_api_server_takes_every_rendering(with_monitoring: Cluster) -> None:
 @pytest.mark.parametrize("file", sorted((CHART / "examples" / "profiles").glob("*.yaml")))
 def test_api_server_takes_every_example(cluster: Cluster, file: Path) -> None:
     cluster.kubectl("apply", "-f", str(file), "--dry-run=server", "--validate=strict")
+
+
+def test_api_server_takes_the_example_of_a_gateway(cluster: Cluster) -> None:
+    policies = "generated/gateway.envoyproxy.io_backendtrafficpolicies.yaml"
+    with defined(cluster, GATEWAY, "gatewayapi-crds.yaml", policies):
+        options = ("-f", str(GATEWAY_EXAMPLE), "--dry-run=server", "--validate=strict")
+        told = cluster.kubectl("apply", *options)
+    assert len(told.splitlines()) == 2
 
 
 def test_uninstalled_release_leaves_the_definition_only(

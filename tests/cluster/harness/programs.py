@@ -26,7 +26,6 @@ _LINKER_FLAGS = (
     f"-s -w -X k8s.io/component-base/version.gitVersion={_VERSION} "
     "-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37"
 )
-_CRDS = "github.com/prometheus-operator/prometheus-operator"
 
 
 class ProgramsMissing(Exception):
@@ -64,34 +63,6 @@ def ensure_programs(cache: Cache) -> Path:
     )
     _stamp(cache).write_text(_fingerprint())
     return cache.binaries
-
-
-def monitoring_crds(cache: Cache) -> Path:
-    """Return the folder of the Prometheus Operator's own CRDs, which Go fetched.
-
-    Raises:
-        ProgramsMissing: They were never fetched, and there is no Go.
-    """
-    kept = cache.root / f"monitoring-crds-{_fingerprint()[:12]}"
-    if not kept.is_dir():
-        if shutil.which("go") is None:
-            raise ProgramsMissing(f"Go fetches the CRDs of {_CRDS} and is not installed")
-        subprocess.run(["go", "mod", "download", _CRDS], cwd=MODULE, check=True)
-        found = subprocess.run(
-            ["go", "list", "-m", "-f", "{{.Dir}}", _CRDS],
-            cwd=MODULE,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        source = Path(found.stdout.strip()) / "example" / "prometheus-operator-crd"
-        partial = kept.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial, copy_function=shutil.copyfile)
-        # Modules are read-only, folders included.
-        partial.chmod(0o755)
-        partial.rename(kept)
-    return kept
 
 
 def _is_built(cache: Cache) -> bool:
