@@ -74,7 +74,7 @@ class Execution:
                 assert_never(action)
 
     async def _set_strategy(self, action: SetUpdateStrategy) -> None:
-        patch = _on_condition(action.patch, action.resource_version)
+        patch = _on_condition(action.patch, resourceVersion=action.resource_version)
         patched = await self._api.merge_patch(
             STATEFUL_SETS, self._namespace, self._target.name, patch
         )
@@ -84,7 +84,7 @@ class Execution:
 
     async def _patch_template(self, action: PatchTemplate) -> None:
         version = self._version or action.resource_version
-        manifest = _on_condition(action.manifest, version, action.uid)
+        manifest = _on_condition(action.manifest, resourceVersion=version, uid=action.uid)
         await self._api.apply(STATEFUL_SETS, manifest)
 
     async def _run_fit_job(self, action: RunFitJob) -> None:
@@ -105,12 +105,11 @@ class Execution:
         await self._engines.drain(pod, self._target.container)
 
 
-def _on_condition(manifest: Manifest, resource_version: str, uid: str | None = None) -> Manifest:
+def _on_condition(manifest: Manifest, **condition: str) -> Manifest:
     """Have the API server refuse the write when the object has changed since it was looked at.
 
     A target that somebody replaced meanwhile may have another strategy, under which a new template
     would roll at once; one that was deleted must not come back. An apply needs the uid for that:
     with the version alone it would ask to create the object, which the operator may not.
     """
-    condition = {"resourceVersion": resource_version, **({} if uid is None else {"uid": uid})}
     return {**manifest, "metadata": {**manifest.get("metadata", {}), **condition}}
