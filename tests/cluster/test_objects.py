@@ -14,12 +14,7 @@ import yaml
 from tests.chart.renderings import all_renderings
 from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import Cluster, CommandFailed
-from tests.cluster.harness.definitions import (
-    GATEWAY,
-    MONITORING,
-    Origin,
-    ensure_definitions,
-)
+from tests.cluster.harness.definitions import GATEWAY, MONITORING, Origin, ensure_definitions
 from tests.cluster.harness.places import find_cache
 from tests.cluster.harness.release import CHART, PROFILES, Release, base_values
 
@@ -94,14 +89,15 @@ def test_uninstalled_release_leaves_the_definition_only(
     cluster.kubectl("get", "crd", PROFILES)
 
 
-def test_apply_of_the_operator_does_not_bring_a_target_back(make_release: MakeRelease) -> None:
+def test_apply_of_the_operator_does_not_bring_a_target_back(
+    cluster: Cluster, make_release: MakeRelease
+) -> None:
     release = make_release()
-    target = release.kubectl("get", "statefulset", release.name, "-o", "json")
-    seen = {name: json.loads(target)["metadata"][name] for name in ("uid", "resourceVersion")}
+    target = cluster.get("statefulsets", release.name, release.namespace)
     manifest = build_template_patch(
         namespace=release.namespace, target=TargetRef(name=release.name), settings_hash="abc"
     )
-    manifest["metadata"] |= seen
+    manifest["metadata"] |= {name: target["metadata"][name] for name in ("uid", "resourceVersion")}
     release.kubectl("delete", "statefulset", release.name, "--wait")
     user = f"--as=system:serviceaccount:{release.namespace}:{release.name}-operator"
     # A conflict, which the operator meets with another look, and not the lack of a right.

@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+_DELETIONS = frozenset({"delete", "deletecollection"})
+WRITES = _DELETIONS | {"create", "update", "patch"}
 # Rights reach the authorizer through watches: what was just granted, and all after a start.
 GRANTING_S = 2
 STARTING_S = 15
 
-_DELETIONS = frozenset({"delete", "deletecollection"})
 _RIGHTS = frozenset({"roles", "rolebindings"})
 
 Entry = dict[str, Any]
@@ -32,7 +32,7 @@ def read_entries(log: Path) -> Iterator[Entry]:
             yield json.loads(line)
 
 
-def is_of_operator(entry: Entry) -> bool:
+def _is_of_operator(entry: Entry) -> bool:
     name: str = entry["user"].get("username", "")
     return name.endswith("-operator")
 
@@ -42,17 +42,15 @@ def asked_at_s(entry: Entry) -> float:
     return datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
 
 
-def find_lapses(entries: Iterable[Entry]) -> dict[str, list[Span]]:
+def _find_lapses(entries: Iterable[Entry]) -> dict[str, list[Span]]:
     """Return, by namespace, from when to when the rights in it were not there, or only in part.
 
     A namespace that goes refuses whatever is new at once, and takes its Roles with it later.
     """
     closed: defaultdict[str, list[Span]] = defaultdict(list)
     since_s: dict[str, float] = {}
-    for entry in sorted(entries, key=asked_at_s):
+    for entry in sorted(filter(_is_done_write, entries), key=asked_at_s):
         what, verb, moment_s = entry.get("objectRef", {}), entry["verb"], asked_at_s(entry)
-        if verb not in WRITES or not 200 <= entry["responseStatus"]["code"] < 300:
-            continue
         if what.get("resource") == "namespaces" and verb == "delete":
             since_s.setdefault(what["name"], moment_s)
         elif what.get("resource") in _RIGHTS and verb in _DELETIONS:
@@ -62,7 +60,11 @@ def find_lapses(entries: Iterable[Entry]) -> dict[str, list[Span]]:
             closed[what["namespace"]].append((begin_s, moment_s + GRANTING_S))
     for namespace, begin_s in since_s.items():
         closed[namespace].append((begin_s, float("inf")))
-    return dict(closed)
+    return closed
+
+
+def _is_done_write(entry: Entry) -> bool:
+    return entry["verb"] in WRITES and 200 <= entry["responseStatus"]["code"] < 300
 
 
 def find_refused(entries: Iterable[Entry], started_s: float) -> list[tuple[str, str]]:
@@ -72,18 +74,18 @@ def find_refused(entries: Iterable[Entry], started_s: float) -> list[tuple[str, 
     Roles yet, and refuses everybody.
     """
     log = list(entries)
-    lapses = find_lapses(log)
+    lapses = _find_lapses(log)
+    starting = (started_s - 1, started_s + STARTING_S)
 
     def is_excused(entry: Entry) -> bool:
         moment_s = asked_at_s(entry)
         spans = lapses.get(entry.get("objectRef", {}).get("namespace", ""), [])
-        starting = (started_s - 1, started_s + STARTING_S)
         return any(begin_s <= moment_s <= end_s for begin_s, end_s in [starting, *spans])
 
     return [
         (entry["verb"], entry["requestURI"])
         for entry in log
-        if is_of_operator(entry)
+        if _is_of_operator(entry)
         and entry["responseStatus"]["code"] in (401, 403)
         and not is_excused(entry)
     ]

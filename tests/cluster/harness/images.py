@@ -90,9 +90,10 @@ def ensure_images(cache: Cache, folder: Path) -> None:
     Raises:
         subprocess.CalledProcessError: A build fails, twice.
     """
-    _make_room()
     # A run that was killed while it brought an image left gigabytes.
     shutil.rmtree(cache.passage, ignore_errors=True)
+    cache.passage.mkdir()
+    _make_room()
     _ensure_base()
     record = Record(cache.root / "images.json")
     for image, recipe in RECIPES.items():
@@ -189,9 +190,8 @@ def _bring_all(cache: Cache, runtime: Runtime, record: Record) -> None:
         assert built is not None, f"{image} was not built"
         if image in there and record.get("brought", image) == built:
             continue
-        cache.passage.mkdir()
-        _bring(runtime, image, cache.passage)
-        shutil.rmtree(cache.passage)
+        with tempfile.TemporaryDirectory(dir=cache.passage) as folder:
+            _bring(runtime, image, Path(folder))
         record.set("brought", image, built)
     # The kubelet's names of images that were replaced keep gigabytes.
     for name in runtime.ctr("images", "ls", "-q").split():

@@ -40,7 +40,7 @@ class Cache:
 
     @property
     def passage(self) -> Path:
-        """An image on its way to containerd; a machine's place for temporary files may be small."""
+        """Images on their way to containerd; a machine's place for temporary files may be small."""
         return self.root / "passage"
 
     @property
