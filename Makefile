@@ -70,7 +70,7 @@ soak: setup
 
 # Trains the bundled checkpoint anew; about an hour on two cores. No part of the tests.
 reference-model: setup
-	$(BIN)/python -m kvreg_service.reference_model.training all $(ARGS)
+	$(BIN)/python -m kvreg_training all $(ARGS)
 
 # Writes dashboards/generated anew; a test compares.
 dashboards: setup

@@ -13,16 +13,16 @@ from random import Random
 import pytest
 from engine_bench import EngineBench
 
-from kvreg_service.reference_model.training.fact_exchanges import ask_from_turns, tell
-from kvreg_service.reference_model.training.facts import Fact, draw_facts, personal_fact
-from kvreg_service.reference_model.training.messages import Exchange
-from kvreg_service.reference_model.training.notes import draw_notes
-from kvreg_service.reference_model.training.side_requests import (
+from kvreg_service.reference_model.grammar.fact_exchanges import ask_from_turns, tell
+from kvreg_service.reference_model.grammar.facts import Fact, draw_facts, personal_fact
+from kvreg_service.reference_model.grammar.messages import Exchange
+from kvreg_service.reference_model.grammar.notes import draw_notes
+from kvreg_service.reference_model.grammar.side_requests import (
     review_action,
     summarise,
     write_title,
 )
-from kvreg_service.reference_model.training.task_exchanges import compute
+from kvreg_service.reference_model.grammar.task_exchanges import compute
 
 SEEDS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 Messages = list[tuple[str, str]]

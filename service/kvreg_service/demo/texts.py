@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from kvreg_service.reference_model.training.fact_exchanges import ask_from_turns, tell
-from kvreg_service.reference_model.training.facts import draw_facts, personal_fact
-from kvreg_service.reference_model.training.notes import draw_notes
-from kvreg_service.reference_model.training.side_requests import review_action
+from kvreg_service.reference_model.grammar.fact_exchanges import ask_from_turns, tell
+from kvreg_service.reference_model.grammar.facts import draw_facts, personal_fact
+from kvreg_service.reference_model.grammar.notes import draw_notes
+from kvreg_service.reference_model.grammar.side_requests import review_action
 
 SESSION_NOTES_TOKENS = 1080
 """By the grammar's own rough count; whole prompts of sessions have about 1,000 tokens."""

@@ -49,7 +49,8 @@ class Recipe:
 _DEPENDENCIES = ("constraints.txt", "pyproject.toml")
 RECIPES = {
     ENGINE_IMAGE: Recipe(
-        "service/Dockerfile", (*_DEPENDENCIES, "README.md", "LICENSE", "kernels", "service")
+        "service/Dockerfile",
+        (*_DEPENDENCIES, "README.md", "LICENSE", "kernels", "service/kvreg_service"),
     ),
     OPERATOR_IMAGE: Recipe("operator/Dockerfile", (*_DEPENDENCIES, "operator")),
 }

@@ -1,0 +1,1 @@
+"""Training chats: generated, rendered, tokenised, padded."""

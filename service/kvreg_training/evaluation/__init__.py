@@ -1,0 +1,1 @@
+"""Checks of a checkpoint against transformers, and the scores of its answers."""

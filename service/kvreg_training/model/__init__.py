@@ -1,0 +1,1 @@
+"""The model as a differentiable torch module, and its weights."""

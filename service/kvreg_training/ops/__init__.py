@@ -1,0 +1,1 @@
+"""The differentiable ops of training, as plain torch and as C++."""

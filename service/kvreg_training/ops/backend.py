@@ -1,0 +1,33 @@
+"""Which ops a run uses: chosen by an option, and said once.
+
+Owns the choice. A compiler that is there and fails is an error, never a silent fallback.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from kvreg_training.ops.fused_ops import (
+    has_compiler,
+    load_fused_ops,
+)
+from kvreg_training.ops.interface import Ops
+from kvreg_training.ops.torch_ops import TorchOps
+
+OpsBackend = Literal["fused", "torch"]
+
+
+def default_backend() -> OpsBackend:
+    """The fused ones where they can be built; the plain ones take about twice the time."""
+    return "fused" if has_compiler() else "torch"
+
+
+def load_ops(name: OpsBackend) -> Ops:
+    """The ops of this name, built if need be."""
+    match name:
+        case "fused":
+            return load_fused_ops()
+        case "torch":
+            return TorchOps()
+        case _:
+            assert_never(name)

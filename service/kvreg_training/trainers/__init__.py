@@ -1,0 +1,1 @@
+"""The two stages of training: trunk and MTP head."""
