@@ -42,7 +42,7 @@ def serve(settings: Settings) -> None:
     from kvreg_service.log_format import install_json_log
     from kvreg_service.model.config import ModelConfig
     from kvreg_service.settings import require_servable
-    from kvreg_service.telemetry.tracing import require_tracing
+    from kvreg_service.telemetry.tracing.factory import require_tracing
     from kvreg_service.tenants.directory import KeySource
 
     require_servable(settings)
@@ -82,10 +82,10 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     from kvreg_service.engine.build import build_engine, load_model
     from kvreg_service.engine.reservation import plan_cpu
     from kvreg_service.load_progress import show_loading
-    from kvreg_service.telemetry.configured_log import open_request_log
-    from kvreg_service.telemetry.metrics import Metrics
-    from kvreg_service.telemetry.recent_requests import RecentRequests
-    from kvreg_service.telemetry.tracing import FLUSH_TIMEOUT_S, start_tracing
+    from kvreg_service.telemetry.metrics.metrics import Metrics
+    from kvreg_service.telemetry.request_log.factory import open_request_log
+    from kvreg_service.telemetry.tracing.factory import FLUSH_TIMEOUT_S, start_tracing
+    from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 
     options = engine_options(settings)
     with show_loading(settings.model_id) as on_progress:

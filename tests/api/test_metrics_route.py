@@ -27,7 +27,7 @@ from kvreg_service.engine.interface import GenerationRequest
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import Settings, load_settings
-from kvreg_service.telemetry.metrics import Metrics
+from kvreg_service.telemetry.metrics.metrics import Metrics
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
 
 pytestmark = pytest.mark.anyio

@@ -242,7 +242,7 @@ def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint() -> None:
     code = (
         "import sys\n"
         "from kvreg_service.settings import load_settings\n"
-        "from kvreg_service.telemetry.tracing import require_tracing, start_tracing\n"
+        "from kvreg_service.telemetry.tracing.factory import require_tracing, start_tracing\n"
         "require_tracing(load_settings())\n"
         "assert start_tracing(load_settings(), print) is None\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"

@@ -12,7 +12,7 @@ from tests.unit.telemetry.ended_requests import FINISHED
 
 from kvreg_service.api.app import create_app
 from kvreg_service.settings import load_settings
-from kvreg_service.telemetry.recent_requests import RecentRequests
+from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 from kvreg_service.testing import FakeEngine, FakePromptBuilder
 
 pytestmark = pytest.mark.anyio

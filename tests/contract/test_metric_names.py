@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.metric_names import METRIC_LABELS
 
-from kvreg_service.telemetry.exposition import Exposer
-from kvreg_service.telemetry.metrics import Metrics
+from kvreg_service.telemetry.metrics.exposition import Exposer
+from kvreg_service.telemetry.metrics.metrics import Metrics
 from kvreg_service.testing import FakeEngine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -22,7 +22,7 @@ from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
 from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.settings import Settings, load_settings
-from kvreg_service.telemetry.configured_log import open_request_log
+from kvreg_service.telemetry.request_log.factory import open_request_log
 
 SYSTEM = "You are a patient clerk of the archive. " * 8
 WORDS = ("Ostrava", "Lisbon", "Galway", "Tampere", "archive", "ledgers")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib import resources
@@ -13,15 +12,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from request_log_script import WORDS, LoggedEngine, play
+from tests.unit.telemetry.request_log.log_reading import Line, PrefixReader, read_lines
 
 from kvreg_service.engine.build import LoadedModel
 
-# The reader that the documentation describes is shared with the tests of the log itself.
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "telemetry"))
-from log_reading import Line, PrefixReader, read_lines
-
 _SCHEMA = json.loads(
-    resources.files("kvreg_service.telemetry").joinpath("log_schema.json").read_text()
+    resources.files("kvreg_service.telemetry.request_log").joinpath("schema.json").read_text()
 )
 
 

@@ -15,7 +15,7 @@ from tests.unit.telemetry.ended_requests import FAILED, FINISHED
 from kvreg_service.api.app import create_app
 from kvreg_service.engine.interface import LaneView, PoolView, RegistrySnapshot, Totals
 from kvreg_service.settings import load_settings
-from kvreg_service.telemetry.recent_requests import RecentRequests
+from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, running_server
 
 KEYS = json.dumps({"tenants": {"alpha": {"keys": ["sk-a"]}, "beta": {"keys": ["sk-b"]}}})

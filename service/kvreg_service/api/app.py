@@ -25,8 +25,8 @@ from kvreg_service.api.ui_route import build_ui_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings
-from kvreg_service.telemetry.metrics import Metrics
-from kvreg_service.telemetry.recent_requests import RecentRequests
+from kvreg_service.telemetry.metrics.metrics import Metrics
+from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 from kvreg_service.tenants.directory import KeySource, TenantDirectory
 
 

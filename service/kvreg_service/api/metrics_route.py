@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from kvreg_service.telemetry.exposition import Exposer
-from kvreg_service.telemetry.metrics import Metrics
+from kvreg_service.telemetry.metrics.exposition import Exposer
+from kvreg_service.telemetry.metrics.metrics import Metrics
 
 
 def build_metrics_router(metrics: Metrics) -> APIRouter:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import Request
 
 from kvreg_service.api.errors import MESSAGES_PATH, code_of
-from kvreg_service.telemetry.metrics import FAILURES, Metrics
+from kvreg_service.telemetry.metrics.metrics import FAILURES, Metrics
 
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", MESSAGES_PATH})
 

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from kvreg_service.api.authentication import tenant_of
 from kvreg_service.telemetry import ui
-from kvreg_service.telemetry.recent_requests import RecentActivity, RecentRequests
+from kvreg_service.telemetry.ui.recent_requests import RecentActivity, RecentRequests
 
 _HEADERS = {
     # Nothing that a value could smuggle in is run, shown or sent anywhere else.

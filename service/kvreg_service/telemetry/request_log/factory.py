@@ -11,8 +11,8 @@ from importlib.metadata import version
 from kvreg_service.core.budget import MemoryPlan
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.settings import Settings
-from kvreg_service.telemetry.log_lines import EngineFacts
-from kvreg_service.telemetry.request_log import LogCounts, LogFile, RequestLog
+from kvreg_service.telemetry.request_log.lines import EngineFacts
+from kvreg_service.telemetry.request_log.request_log import LogCounts, LogFile, RequestLog
 
 
 def open_request_log(

@@ -14,7 +14,7 @@ from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.settings import Settings
 
 if TYPE_CHECKING:
-    from kvreg_service.telemetry.span_export import SpanCount, SpanSender
+    from kvreg_service.telemetry.tracing.span_export import SpanCount, SpanSender
 
 # Beside the drain's own time; a collector that is there takes far less.
 FLUSH_TIMEOUT_S = 5.0
@@ -29,7 +29,7 @@ def require_tracing(settings: Settings) -> None:
     if settings.otlp_endpoint is None:
         return
     try:
-        import kvreg_service.telemetry.span_export  # noqa: F401 - only whether it can be
+        import kvreg_service.telemetry.tracing.span_export  # noqa: F401 - only whether it can be
     except ImportError as err:
         raise ConfigurationError(
             f"otlp_endpoint = {settings.otlp_endpoint}: traces need the extra 'otlp', as by "
@@ -48,7 +48,7 @@ def start_tracing(settings: Settings, count: SpanCount) -> SpanSender | None:
     if settings.otlp_endpoint is None:
         return None
     require_tracing(settings)
-    from kvreg_service.telemetry.span_export import SpanSender, build_exporter
+    from kvreg_service.telemetry.tracing.span_export import SpanSender, build_exporter
 
     return SpanSender(
         build_exporter(settings.otlp_endpoint),

@@ -19,9 +19,9 @@ from kvreg_service.core import errors, events
 from kvreg_service.core.events import Event, EvictionReason, ReusePath
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
-from kvreg_service.telemetry.engine_gauges import EngineGauges
-from kvreg_service.telemetry.request_log import LogLoss
-from kvreg_service.telemetry.request_spans import SpanResult
+from kvreg_service.telemetry.metrics.engine_gauges import EngineGauges
+from kvreg_service.telemetry.request_log.request_log import LogLoss
+from kvreg_service.telemetry.tracing.request_spans import SpanResult
 
 TAILS = ("user", "assistant", "tool", "system")
 

@@ -20,9 +20,9 @@ from tests.unit.telemetry.ended_requests import FAILED, FINISHED
 
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.settings import load_settings
-from kvreg_service.telemetry import span_export
-from kvreg_service.telemetry.span_export import MAX_WAITING_REQUESTS, SpanResult, SpanSender
-from kvreg_service.telemetry.tracing import require_tracing, start_tracing
+from kvreg_service.telemetry.tracing import span_export
+from kvreg_service.telemetry.tracing.factory import require_tracing, start_tracing
+from kvreg_service.telemetry.tracing.span_export import MAX_WAITING_REQUESTS, SpanResult, SpanSender
 
 PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 SPANS_OF_ONE = 5
@@ -307,7 +307,7 @@ def test_standard_variables_alone_start_nothing(
 def test_missing_package_stops_the_start_and_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "kvreg_service.telemetry.span_export")
+    monkeypatch.delitem(sys.modules, "kvreg_service.telemetry.tracing.span_export")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     with pytest.raises(ConfigurationError, match=r"kvreg\[otlp\]"):
         require_tracing(load_settings({"otlp_endpoint": "http://127.0.0.1:9"}))
@@ -316,7 +316,7 @@ def test_missing_package_stops_the_start_and_the_extra_is_named(
 def test_missing_package_is_no_matter_without_an_endpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "kvreg_service.telemetry.span_export", None)
+    monkeypatch.setitem(sys.modules, "kvreg_service.telemetry.tracing.span_export", None)
     require_tracing(load_settings())
 
 

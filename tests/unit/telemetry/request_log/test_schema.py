@@ -10,17 +10,17 @@ from typing import Any, get_args
 
 import jsonschema_rs
 import pytest
-from log_reading import PrefixReader, read_lines
-from log_records import FACTS, TIMEOUT_S, record
-from request_log_document import DOCUMENT, read_schema, tables, written
+from tests.unit.telemetry.request_log.log_reading import PrefixReader, read_lines
+from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, record
+from tests.unit.telemetry.request_log.schema_document import DOCUMENT, read_schema, tables, written
 
 from kvreg_service.chat.prompt import Tail
 from kvreg_service.core import events
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
 from kvreg_service.engine.observer import Outcome
-from kvreg_service.telemetry.log_lines import SCHEMA_VERSION, EngineFacts
-from kvreg_service.telemetry.request_log import LogFile, RequestLog
+from kvreg_service.telemetry.request_log.lines import SCHEMA_VERSION, EngineFacts
+from kvreg_service.telemetry.request_log.request_log import LogFile, RequestLog
 
 SCHEMA = read_schema()
 VALIDATOR = jsonschema_rs.Draft202012Validator(SCHEMA, validate_formats=True)
@@ -99,7 +99,7 @@ def test_versions_agree() -> None:
 
 
 def test_the_document_shows_the_fields_of_the_schema() -> None:
-    # `python tests/unit/telemetry/request_log_document.py` writes them.
+    # `python -m tests.unit.telemetry.request_log.schema_document` writes them.
     assert written(DOCUMENT.read_text()) == tables(SCHEMA).strip()
 
 

@@ -9,7 +9,7 @@ import hashlib
 from collections import defaultdict
 from functools import cache
 
-from log_reading import PAGE, Line, PrefixReader
+from tests.unit.telemetry.request_log.log_reading import PAGE, Line, PrefixReader
 
 Prefix = tuple[int, str]
 

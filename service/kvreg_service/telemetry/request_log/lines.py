@@ -1,6 +1,6 @@
 """What the lines of the request log say: one JSON object for each request, event and file.
 
-Owns names and forms of the fields; ``log_schema.json`` says the same for readers, and a change here
+Owns names and forms of the fields; ``schema.json`` says the same for readers, and a change here
 needs a change there. It never puts text of a prompt or an answer, a token id or a client's name
 into a line.
 """
@@ -16,8 +16,8 @@ from typing import Any, Literal
 from kvreg_service.core import events
 from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.engine.observer import RequestRecord
-from kvreg_service.telemetry.log_hashes import LogHashes
-from kvreg_service.telemetry.log_prefixes import Examined, News
+from kvreg_service.telemetry.request_log.hashes import LogHashes
+from kvreg_service.telemetry.request_log.prefixes import Examined, News
 
 SCHEMA_VERSION = 1
 

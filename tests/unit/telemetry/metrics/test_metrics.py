@@ -18,7 +18,7 @@ from kvreg_service.core.events import EvictionReason, ReusePath
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.engine import interface
 from kvreg_service.engine.observer import Outcome, RequestRecord
-from kvreg_service.telemetry.metrics import FAILURES, TAILS, Metrics
+from kvreg_service.telemetry.metrics.metrics import FAILURES, TAILS, Metrics
 from kvreg_service.testing import FakeEngine
 
 Series = tuple[str, frozenset[tuple[str, str]]]

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.telemetry.ended_requests import FAILED, FINISHED, TIMED_OUT
 
 from kvreg_service.engine.observer import RequestRecord
-from kvreg_service.telemetry.recent_requests import MAX_SHOWN, RecentRequests, ReturnCounts
+from kvreg_service.telemetry.ui.recent_requests import MAX_SHOWN, RecentRequests, ReturnCounts
 
 
 @pytest.fixture

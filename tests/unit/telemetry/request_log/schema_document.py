@@ -11,12 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "request-log.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "request-log.md"
 _MARKS = ("<!-- fields: begin -->", "<!-- fields: end -->")
 
 
 def read_schema() -> dict[str, Any]:
-    path = resources.files("kvreg_service.telemetry").joinpath("log_schema.json")
+    path = resources.files("kvreg_service.telemetry.request_log").joinpath("schema.json")
     return json.loads(path.read_text())
 
 

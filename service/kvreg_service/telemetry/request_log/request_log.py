@@ -2,8 +2,8 @@
 
 Owns the way from the step loop's thread to the file: a bounded queue, and a thread that hashes,
 formats and writes. Nothing that goes wrong with the file reaches those who serve: it is counted,
-told to the process's own log once a minute, and tried again. What a line says is in ``log_lines``,
-which prefixes it names in ``log_prefixes``, and where it goes in ``log_writer``.
+told to the process's own log once a minute, and tried again. What a line says is in ``lines``,
+which prefixes it names in ``prefixes``, and where it goes in ``writer``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Literal, Protocol
 
 from kvreg_service.core.events import Event
 from kvreg_service.engine.observer import RequestRecord
-from kvreg_service.telemetry.log_hashes import LogHashes
-from kvreg_service.telemetry.log_lines import EngineFacts, LineFormat
-from kvreg_service.telemetry.log_prefixes import Examined, FileNotes, MarkTable
-from kvreg_service.telemetry.log_writer import LogWriter
+from kvreg_service.telemetry.request_log.hashes import LogHashes
+from kvreg_service.telemetry.request_log.lines import EngineFacts, LineFormat
+from kvreg_service.telemetry.request_log.prefixes import Examined, FileNotes, MarkTable
+from kvreg_service.telemetry.request_log.writer import LogWriter
 
 _logger = logging.getLogger(__name__)
 

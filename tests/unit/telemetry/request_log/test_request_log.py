@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from log_reading import PAGE, Line, PrefixReader, read_lines
-from log_records import FACTS, TIMEOUT_S, Counts, record, write_log
+from tests.unit.telemetry.request_log.log_reading import PAGE, Line, PrefixReader, read_lines
+from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, Counts, record, write_log
 
 from kvreg_service.core import events
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.telemetry import log_prefixes, request_log
-from kvreg_service.telemetry.request_log import LogFile, RequestLog
+from kvreg_service.telemetry.request_log import prefixes, request_log
+from kvreg_service.telemetry.request_log.request_log import LogFile, RequestLog
 
 SALT = "a salt of some length"
 
@@ -42,14 +42,14 @@ class Blocked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._released = threading.Event(), threading.Event()
-        examine = log_prefixes.MarkTable.examine
+        examine = prefixes.MarkTable.examine
 
         def wait_and_examine(*args: object, **more: object) -> object:
             self.reached.set()
             assert self._released.wait(TIMEOUT_S)
             return examine(*args, **more)
 
-        monkeypatch.setattr(log_prefixes.MarkTable, "examine", wait_and_examine)
+        monkeypatch.setattr(prefixes.MarkTable, "examine", wait_and_examine)
 
     def release(self) -> None:
         self._released.set()

@@ -2,7 +2,7 @@
 
 Owns the queue between the engine and that thread, the identities of spans, and what becomes of
 spans that cannot be sent: they are counted, and once a minute told of. What a span says is written
-in `request_spans`. Importing this needs the extra ``otlp``; `tracing` asks for it.
+in `request_spans`. Importing this needs the extra ``otlp``; `factory` asks for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from kvreg_service.core.events import Event
 from kvreg_service.engine.observer import RequestRecord
-from kvreg_service.telemetry.request_spans import (
+from kvreg_service.telemetry.tracing.request_spans import (
     SCHEMA_URL,
     SpanDraft,
     SpanResult,

@@ -11,15 +11,15 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invented_ledgers import InventedLedgers
-from log_reading import PAGE, Line, PrefixReader, read_lines
-from log_records import record, write_log
+from tests.unit.telemetry.request_log.invented_ledgers import InventedLedgers
+from tests.unit.telemetry.request_log.log_reading import PAGE, Line, PrefixReader, read_lines
+from tests.unit.telemetry.request_log.log_records import record, write_log
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine.observer import RequestRecord
-from kvreg_service.telemetry.log_hashes import LogHashes
-from kvreg_service.telemetry.log_prefixes import FileNotes, MarkTable
+from kvreg_service.telemetry.request_log.hashes import LogHashes
+from kvreg_service.telemetry.request_log.prefixes import FileNotes, MarkTable
 
 # Around page boundaries, and far from them.
 LENGTHS = st.sampled_from([0, 1, 2, 17, 62, 63, 64, 65, 100, 128, 130, 200])

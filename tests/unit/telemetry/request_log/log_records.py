@@ -11,8 +11,8 @@ from typing import Any
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine.observer import Admission, RequestRecord
-from kvreg_service.telemetry.log_lines import EngineFacts
-from kvreg_service.telemetry.request_log import LogFile, LogLoss, RequestLog
+from kvreg_service.telemetry.request_log.lines import EngineFacts
+from kvreg_service.telemetry.request_log.request_log import LogFile, LogLoss, RequestLog
 
 TIMEOUT_S = 30.0
 """Nothing here takes this long; without a limit a bug would stop all tests."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvreg_service.telemetry.log_writer import LogWriter
+from kvreg_service.telemetry.request_log.writer import LogWriter
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.telemetry.log_hashes import LogHashes
+from kvreg_service.telemetry.request_log.hashes import LogHashes
 
 MAX_MARKS = 65_536
 """Marks that are looked for: those of the last 20,000 requests or more. About 20 MB."""

@@ -1,0 +1,1 @@
+"""Prometheus metrics: what is counted, what is read at a scrape, and the text format."""

@@ -1,0 +1,1 @@
+"""Traces: the spans of each request, sent to an OTLP collector."""
