@@ -18,28 +18,28 @@ import httpx
 from kubernetes_asyncio.client.api_client import ApiClient
 from prometheus_client import CollectorRegistry, start_http_server
 
-from kvreg_operator.cluster_api import (
+from kvreg_operator.clients.api_server import (
     PROFILES,
     ClusterApi,
     NotServed,
     load_cluster_configuration,
 )
-from kvreg_operator.engine_directory import EngineDirectory
-from kvreg_operator.errors import InvalidSettings, OperatorError, PermanentError
-from kvreg_operator.event_recorder import EventRecorder
-from kvreg_operator.handlers import Ears
-from kvreg_operator.hearing import Hearing
+from kvreg_operator.clients.errors import InvalidSettings, OperatorError, PermanentError
+from kvreg_operator.crd.profile import GROUP, PLURAL
 from kvreg_operator.log_format import install_json_log
-from kvreg_operator.metrics import OperatorMetrics
-from kvreg_operator.probe import serve_probe
-from kvreg_operator.profile import GROUP, PLURAL
-from kvreg_operator.reconciler import Reconciler
-from kvreg_operator.rendering import FIELD_MANAGER
-from kvreg_operator.resync import Resync
+from kvreg_operator.manifests.rendering import FIELD_MANAGER
+from kvreg_operator.observe.engine_directory import EngineDirectory
+from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.reconcile.metrics import OperatorMetrics
+from kvreg_operator.reconcile.reconciler import Reconciler
+from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.workers import NUM_WORKERS, Workers
 from kvreg_operator.settings import Settings, load_settings
-from kvreg_operator.target_queue import TargetQueue
-from kvreg_operator.watches import Watches
-from kvreg_operator.workers import NUM_WORKERS, Workers
+from kvreg_operator.watch.handlers import Ears
+from kvreg_operator.watch.hearing import Hearing
+from kvreg_operator.watch.probe import serve_probe
+from kvreg_operator.watch.resync import Resync
+from kvreg_operator.watch.watches import Watches
 
 STATUS_FAILED = 1
 STATUS_INVALID = 2

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from kvreg_operator.errors import InvalidSettings
+from kvreg_operator.clients.errors import InvalidSettings
 
 ENV_PREFIX = "KVREG_OPERATOR_"
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

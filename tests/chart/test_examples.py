@@ -10,8 +10,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from tests.chart.helm import EXAMPLES, Object, pod_template, render, render_notes, select
 
-from kvreg_operator.crd import build_crd
-from kvreg_operator.profile import GROUP, KIND, VERSION, ProfileSpec, ResourcePart
+from kvreg_operator.crd.definition import build_crd
+from kvreg_operator.crd.profile import GROUP, KIND, VERSION, ProfileSpec, ResourcePart
 
 PROFILES = sorted((EXAMPLES / "profiles").glob("*.yaml"))
 

@@ -13,7 +13,7 @@ from tests.chart.helm import CHART, EXAMPLES, render, run_helm, select
 from tests.chart.renderings import CASES, Case
 from tests.chart.renderings import EXAMPLES as EXAMPLE_NAMES
 
-from kvreg_operator.crd import build_crd
+from kvreg_operator.crd.definition import build_crd
 
 ROOT = CHART.parents[1]
 

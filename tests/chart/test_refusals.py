@@ -9,9 +9,9 @@ from tests.chart.helm import HelmError, container, render, select, variables
 from tests.chart.renderings import CASES, EVERYTHING
 from tests.operator.objects import make_profile
 
-from kvreg_operator.profile import MAX_TARGET_NAME_LENGTH
-from kvreg_operator.rendering import MOUNT_PATH, VOLUME_NAME
-from kvreg_operator.settings_document import build_settings_document
+from kvreg_operator.crd.profile import MAX_TARGET_NAME_LENGTH
+from kvreg_operator.manifests.rendering import MOUNT_PATH, VOLUME_NAME
+from kvreg_operator.manifests.settings_document import build_settings_document
 from kvreg_service.settings import Settings
 
 PROFILE_SETTINGS = ("lanes", "entries", "current_state", "anchors")

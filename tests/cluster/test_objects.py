@@ -18,8 +18,8 @@ from tests.cluster.harness.definitions import GATEWAY, MONITORING, Origin, ensur
 from tests.cluster.harness.places import find_cache
 from tests.cluster.harness.release import CHART, PROFILES, Release, base_values
 
-from kvreg_operator.profile import TargetRef
-from kvreg_operator.rendering import build_template_patch
+from kvreg_operator.crd.profile import TargetRef
+from kvreg_operator.manifests.rendering import build_template_patch
 
 GATEWAY_EXAMPLE = CHART / "examples" / "affinity" / "envoy-gateway.yaml"
 CRD = CHART / "files" / "kvregistryprofiles.yaml"

@@ -12,12 +12,12 @@ from kubernetes_asyncio.client.configuration import Configuration
 from tests.operator.fake_api import FakeApi, Manifest, path_of
 from tests.operator.objects import TARGET
 
-from kvreg_operator.cluster_api import ClusterApi
-from kvreg_operator.engine_directory import EngineDirectory
-from kvreg_operator.profile import KVRegistryProfile, ProfileSpec
-from kvreg_operator.rendering import build_template_patch
-from kvreg_operator.settings_document import build_settings_document
-from kvreg_operator.targets import TargetKey
+from kvreg_operator.clients.api_server import ClusterApi
+from kvreg_operator.crd.profile import KVRegistryProfile, ProfileSpec
+from kvreg_operator.manifests.rendering import build_template_patch
+from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.observe.engine_directory import EngineDirectory
+from kvreg_operator.observe.targets import TargetKey
 
 KEY = TargetKey("serving", TARGET)
 SPEC = {"targetRef": {"name": TARGET}, "lanes": 1, "registryEntries": 2}

@@ -7,10 +7,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from kvreg_operator.observed import EngineState, Fit, Observed, Pod, Target
-from kvreg_operator.profile import EffectiveSettings, KVRegistryProfile, ProfileSpec, ProfileStatus
-from kvreg_operator.rendering import config_map_name
-from kvreg_operator.settings_document import build_settings_document
+from kvreg_operator.crd.profile import (
+    EffectiveSettings,
+    KVRegistryProfile,
+    ProfileSpec,
+    ProfileStatus,
+)
+from kvreg_operator.manifests.rendering import config_map_name
+from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.plan.observation import EngineState, Fit, Observed, Pod, Target
 
 NOW_S = 1_800_000_000.0
 TARGET = "chat"

@@ -11,7 +11,9 @@ from typing import assert_never
 
 from tests.operator.objects import FITS, NOW_S, TARGET, TOO_LARGE, effective_of, hash_of
 
-from kvreg_operator.actions import (
+from kvreg_operator.crd.profile import KVRegistryProfile, Metadata, ProfileSpec, ProfileStatus
+from kvreg_operator.manifests.rendering import config_map_name
+from kvreg_operator.plan.actions import (
     Action,
     ApplyConfigMap,
     DeleteConfigMap,
@@ -22,7 +24,7 @@ from kvreg_operator.actions import (
     RunFitJob,
     SetUpdateStrategy,
 )
-from kvreg_operator.observed import (
+from kvreg_operator.plan.observation import (
     EngineState,
     Fit,
     FitJob,
@@ -31,9 +33,7 @@ from kvreg_operator.observed import (
     Target,
     UpdateStrategy,
 )
-from kvreg_operator.plan import Plan, plan
-from kvreg_operator.profile import KVRegistryProfile, Metadata, ProfileSpec, ProfileStatus
-from kvreg_operator.rendering import config_map_name
+from kvreg_operator.plan.planning import Plan, plan
 
 TICK_S = 30
 LOADING_TICKS = 2

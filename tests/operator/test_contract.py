@@ -12,12 +12,12 @@ from dashboards.operator_metrics import OPERATOR_METRICS
 from prometheus_client import CollectorRegistry
 from tests.operator.objects import make_profile
 
-from kvreg_operator import profile as operator_profile
-from kvreg_operator.engine_client import EngineClient
-from kvreg_operator.errors import ERROR_CLASSES
-from kvreg_operator.metrics import OperatorMetrics
-from kvreg_operator.rendering import CONFIG_FILE_VARIABLE
-from kvreg_operator.settings_document import build_settings_document
+from kvreg_operator.clients.engine import EngineClient
+from kvreg_operator.clients.errors import ERROR_CLASSES
+from kvreg_operator.crd import profile as operator_profile
+from kvreg_operator.manifests.rendering import CONFIG_FILE_VARIABLE
+from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.reconcile.metrics import OperatorMetrics
 from kvreg_service import settings as service_settings
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import KvregError

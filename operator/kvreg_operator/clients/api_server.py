@@ -1,0 +1,242 @@
+"""The API server, as far as the operator uses it: a few verbs on a few kinds, objects as they are.
+
+Owns paths, content types, preconditions and how an answer is classed. Which object is read or
+written, and what for, its users decide. It asks once; trying again is the next look's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+from kubernetes_asyncio.client.api_client import ApiClient
+from kubernetes_asyncio.client.configuration import Configuration
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+
+from kvreg_operator.clients.errors import OperatorError, PermanentError, TemporaryError, class_of
+from kvreg_operator.crd.profile import GROUP, PLURAL, VERSION
+from kvreg_operator.manifests.rendering import FIELD_MANAGER, Manifest
+
+# A list of a few thousand objects takes a second; whoever is slower is not well.
+TIMEOUT_S = 15.0
+RETRY_DELAY_S = 5.0
+# What is held of a list at once, where nobody needs all of it.
+PAGE_SIZE = 500
+# Somebody else wrote the object between the look and the write: look again.
+CONFLICT_DELAY_S = 1.0
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_JSON = "application/json"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+
+
+@dataclass(frozen=True)
+class ResourceKind:
+    """A kind of object by its place in the API."""
+
+    group_path: str
+    plural: str
+
+    def path(self, namespace: str, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the path of all objects of a namespace, of one of them, or of a part of it."""
+        parts = [self.group_path, "namespaces", namespace, self.plural, name, subresource]
+        return "/".join(part for part in parts if part is not None)
+
+
+PROFILES = ResourceKind(f"/apis/{GROUP}/{VERSION}", PLURAL)
+STATEFUL_SETS = ResourceKind("/apis/apps/v1", "statefulsets")
+PODS = ResourceKind("/api/v1", "pods")
+CONFIG_MAPS = ResourceKind("/api/v1", "configmaps")
+EVENTS = ResourceKind("/api/v1", "events")
+JOBS = ResourceKind("/apis/batch/v1", "jobs")
+
+
+class NotServed(PermanentError):
+    """The API server has no such object, or no such kind."""
+
+
+class Conflict(TemporaryError):
+    """The object is no longer the one that was looked at."""
+
+
+async def load_cluster_configuration() -> Configuration:
+    """Read how the cluster is reached: as a pod of it, or else from a kubeconfig.
+
+    Raises:
+        PermanentError: Neither is there.
+    """
+    configuration = Configuration()
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        try:
+            await load_kube_config(client_configuration=configuration)
+        except ConfigException as err:
+            raise PermanentError(f"no pod of a cluster, and no kubeconfig: {err}") from err
+    return configuration
+
+
+@dataclass(frozen=True)
+class ClusterApi:
+    """Asks the API server through one ``ApiClient``, which its owner closes.
+
+    Every method may raise a ``TemporaryError`` or a ``PermanentError``.
+    """
+
+    client: ApiClient
+
+    async def find(self, kind: ResourceKind, namespace: str, name: str) -> Manifest | None:
+        """Return the object, if it exists."""
+        try:
+            return await self._ask("GET", kind.path(namespace, name))
+        except NotServed:
+            return None
+
+    async def each(
+        self, kind: ResourceKind, namespace: str, selector: str | None = None
+    ) -> AsyncIterator[Manifest]:
+        """Yield the objects of a namespace, those of a label selector only if there is one."""
+        query = {} if selector is None else {"labelSelector": selector}
+        async for page in self._pages(kind.path(namespace), query, _JSON):
+            for manifest in page:
+                yield manifest
+
+    async def list_all(
+        self, kind: ResourceKind, namespace: str, selector: str | None = None
+    ) -> list[Manifest]:
+        """Return the objects of a namespace, as ``each`` yields them."""
+        return [manifest async for manifest in self.each(kind, namespace, selector)]
+
+    async def list_versions(self, kind: ResourceKind, namespace: str) -> dict[str, str]:
+        """Return the versions of the objects of a namespace, by uid."""
+        return {
+            each["metadata"]["uid"]: each["metadata"]["resourceVersion"]
+            async for page in self._pages(kind.path(namespace), {}, _METADATA_ONLY)
+            for each in page
+        }
+
+    async def apply(self, kind: ResourceKind, manifest: Manifest) -> Manifest:
+        """Apply the fields of ``manifest``, server-side, and return the object.
+
+        It is forced: the fields are named after the operator, and nobody else has a use for
+        another value. What the manifest does not hold keeps its owner.
+        """
+        metadata = manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._ask("PATCH", path, query, manifest, _APPLY)
+
+    async def merge_patch(
+        self,
+        kind: ResourceKind,
+        namespace: str,
+        name: str,
+        patch: Manifest,
+        subresource: str | None = None,
+    ) -> Manifest | None:
+        """Merge a patch into an object and return it, or None where the object is gone."""
+        path = kind.path(namespace, name, subresource)
+        try:
+            return await self._ask("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _MERGE)
+        except NotServed:
+            return None
+
+    async def ensure_created(self, kind: ResourceKind, manifest: Manifest) -> bool:
+        """Create an object; return False where there is one of that name."""
+        path, query = kind.path(manifest["metadata"]["namespace"]), {"fieldManager": FIELD_MANAGER}
+        try:
+            await self._ask("POST", path, query, manifest)
+        except Conflict:
+            return False
+        return True
+
+    async def ensure_deleted(
+        self, kind: ResourceKind, namespace: str, name: str, uid: str | None = None
+    ) -> None:
+        """Delete an object, on condition of its uid if one is given. One that is gone is deleted.
+
+        What belongs to it is removed afterwards, by the cluster.
+        """
+        options: Manifest = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+        }
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._ask("DELETE", kind.path(namespace, name), {}, options)
+        except (NotServed, Conflict):
+            return
+
+    async def _pages(
+        self, path: str, query: dict[str, str], accept: str
+    ) -> AsyncIterator[list[Manifest]]:
+        query = {**query, "limit": str(PAGE_SIZE)}
+        while True:
+            answer = await self._ask("GET", path, query, accept=accept)
+            yield answer.get("items") or []
+            token = (answer.get("metadata") or {}).get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    async def _ask(
+        self,
+        method: Method,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = _JSON,
+        *,
+        accept: str = _JSON,
+    ) -> Manifest:
+        headers = {"Accept": accept, "Content-Type": content_type}
+        try:
+            answer: Any = await self.client.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+                response_types_map=dict.fromkeys((200, 201, 202), "object"),
+                _return_http_data_only=True,
+                _request_timeout=TIMEOUT_S,
+            )
+        except ApiException as err:
+            raise _translate(f"{method} {path}", err) from err
+        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+            message = f"{method} {path}: {type(err).__name__}: {err}"
+            raise TemporaryError(message, delay_s=RETRY_DELAY_S) from err
+        if not isinstance(answer, dict):
+            raise TemporaryError(f"{method} {path}: no object", delay_s=RETRY_DELAY_S)
+        return answer
+
+
+def _translate(what: str, err: ApiException) -> OperatorError:
+    message = f"{what}: {err.status} {err.reason}: {_shorten(err.body)}"
+    if err.status == 404:
+        return NotServed(message)
+    if err.status == 409:
+        return Conflict(message, delay_s=CONFLICT_DELAY_S)
+    # A token that has just been rotated is read anew within a minute; one that continues a list has
+    # expired, and the next list begins anew.
+    if err.status in (401, 410) or class_of(None, err.status or 500) == "temporary":
+        return TemporaryError(message, delay_s=_retry_after_s(err))
+    return PermanentError(message)
+
+
+def _retry_after_s(err: ApiException) -> float:
+    text = str(err.headers.get("Retry-After", "")) if err.headers else ""
+    return float(text) if text.isdecimal() else RETRY_DELAY_S
+
+
+def _shorten(body: object) -> str:
+    return str(body or "")[:500]

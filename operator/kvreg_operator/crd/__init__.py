@@ -1,0 +1,1 @@
+"""``KVRegistryProfile``: the shape of the resource, and the definition that is written from it."""

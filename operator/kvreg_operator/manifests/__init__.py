@@ -1,0 +1,1 @@
+"""What is written to the cluster for a profile, as plain dictionaries. Pure."""

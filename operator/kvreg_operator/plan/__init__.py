@@ -1,0 +1,1 @@
+"""What follows from an observation: actions, a status and events. Pure."""

@@ -1,0 +1,181 @@
+"""The five conditions of a profile, from what was observed and what the roll does next.
+
+Owns their reasons and sentences. A sentence names no number that changes by itself, or a profile
+at rest would be written again and again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvreg_operator.crd.profile import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    EffectiveSettings,
+    KVRegistryProfile,
+    ProfileSpec,
+)
+from kvreg_operator.plan.acceptance import Refusal
+from kvreg_operator.plan.fleet import Fleet
+from kvreg_operator.plan.observation import Pod
+from kvreg_operator.plan.rollout import Step
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition before it is compared with what was written earlier."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+def build_conditions(
+    profile: KVRegistryProfile, findings: tuple[Finding, ...], moment: datetime
+) -> tuple[Condition, ...]:
+    """Date the findings: a condition keeps its time until its status changes."""
+    conditions = []
+    for finding in findings:
+        earlier = profile.status.find_condition(finding.type)
+        is_same = earlier is not None and earlier.status == finding.status
+        conditions.append(
+            Condition(
+                type=finding.type,
+                status=finding.status,
+                reason=finding.reason,
+                message=finding.message,
+                last_transition_time=earlier.last_transition_time
+                if earlier and is_same
+                else moment,
+                observed_generation=profile.metadata.generation,
+            )
+        )
+    return tuple(conditions)
+
+
+def find_when_refused(refusal: Refusal, fleet: Fleet | None) -> tuple[Finding, ...]:
+    """Return the conditions of a profile that is not carried out."""
+    is_broken = refusal.reason in ("TargetNotFound", "ContainerNotFound")
+    failing = _failures(fleet) if fleet is not None else None
+    if is_broken:
+        degraded = Finding("Degraded", "True", refusal.reason, refusal.message)
+    else:
+        degraded = failing or _nothing_failed()
+    return (
+        Finding("Accepted", "False", refusal.reason, refusal.message),
+        Finding("Progressing", "False", "NotAccepted", "a refused profile changes nothing"),
+        Finding("Ready", "False", refusal.reason, "the profile is not served: it was refused"),
+        degraded,
+        _not_deferred(),
+    )
+
+
+def find_when_accepted(
+    fleet: Fleet, step: Step, *, was_rolling: bool = False
+) -> tuple[Finding, ...]:
+    """Return the conditions of a profile that is carried out."""
+    accepted = Finding("Accepted", "True", "Accepted", "the profile makes sense for its target")
+    return (
+        accepted,
+        _progressing(fleet, step, was_rolling),
+        _ready(fleet),
+        _degraded(fleet, step),
+        _deferred(step),
+    )
+
+
+def _progressing(fleet: Fleet, step: Step, was_rolling: bool) -> Finding:
+    if step.waiting is not None and step.waiting.is_deferred:
+        return Finding("Progressing", "False", step.waiting.reason, step.waiting.message)
+    if fleet.has_work or fleet.stranded:
+        waits = "" if step.waiting is None else f"; {step.waiting.message}"
+        doubt = "" if fleet.unanswered is None else f"; {fleet.unanswered}"
+        message = f"pods are replaced one by one{waits}{doubt}"
+        return Finding("Progressing", "True", "Rolling", message)
+    if step.waiting is not None:
+        # A roll ends when what it replaced serves; a pod that is lost without one is none.
+        reason = "Rolling" if was_rolling else step.waiting.reason
+        return Finding("Progressing", "True", reason, step.waiting.message)
+    return Finding("Progressing", "False", "Complete", "all pods were made from the profile")
+
+
+def _ready(fleet: Fleet) -> Finding:
+    if fleet.target.replicas == 0:
+        return Finding("Ready", "False", "NoPods", "the target has no replicas")
+    stale = [pod.name for pod in fleet.pods if not fleet.is_current(pod)]
+    if stale or not fleet.is_template_current:
+        where = ", ".join(stale) or "the pod template"
+        message = f"not made from the profile and the present template: {where}"
+        return Finding("Ready", "False", "NotServed", message)
+    if fleet.absent:
+        return Finding("Ready", "False", "PodsNotReady", f"not ready: {', '.join(fleet.absent)}")
+    silent = [pod.name for pod in fleet.pods if pod.engine is None]
+    if silent:
+        names = ", ".join(silent)
+        return Finding("Ready", "Unknown", "EngineUnreachable", f"no answer from {names}")
+    if (difference := _difference(fleet)) is not None:
+        return Finding("Ready", "False", "EffectiveDiffers", difference)
+    return Finding("Ready", "True", "Served", "every engine says that it serves the profile")
+
+
+def _degraded(fleet: Fleet, step: Step) -> Finding:
+    if (failing := _failures(fleet)) is not None:
+        return failing
+    if (difference := _difference(fleet)) is not None:
+        return Finding("Degraded", "True", "EffectiveDiffers", difference)
+    if step.waiting is not None and step.waiting.reason == "IdleTimeout":
+        return Finding("Degraded", "True", "IdleTimeout", step.waiting.message)
+    return _nothing_failed()
+
+
+def _failures(fleet: Fleet) -> Finding | None:
+    if not fleet.failures:
+        return None
+    what = ", ".join(fleet.failures)
+    message = f"{what}; the roll stops there, and restoring the spec reverts it"
+    return Finding("Degraded", "True", "PodFailing", message)
+
+
+def _nothing_failed() -> Finding:
+    return Finding("Degraded", "False", "NothingFailed", "nothing that was observed has failed")
+
+
+def _not_deferred() -> Finding:
+    return Finding("RolloutDeferred", "False", "NotDeferred", "nothing is put off")
+
+
+def _deferred(step: Step) -> Finding:
+    if step.waiting is None or not step.waiting.is_deferred:
+        return _not_deferred()
+    return Finding("RolloutDeferred", "True", step.waiting.reason, step.waiting.message)
+
+
+def _difference(fleet: Fleet) -> str | None:
+    for pod in fleet.pods:
+        difference = _difference_of(pod, fleet.spec) if fleet.is_current(pod) else None
+        if difference is not None:
+            return difference
+    return None
+
+
+def _difference_of(pod: Pod, spec: ProfileSpec) -> str | None:
+    if pod.engine is None:
+        return None
+    said, differences = pod.engine.effective, []
+    for name, asked in _asked(spec).items():
+        if asked is not None and getattr(said, name) != asked:
+            differences.append(f"{name} = {getattr(said, name)} instead of {asked}")
+    if not differences:
+        return None
+    return (
+        f"{pod.name} serves {', '.join(differences)}; "
+        "a flag or a variable of its container overrides the profile"
+    )
+
+
+def _asked(spec: ProfileSpec) -> dict[str, object]:
+    shared = EffectiveSettings.model_fields.keys() & ProfileSpec.model_fields.keys()
+    return {name: getattr(spec, name) for name in sorted(shared)}

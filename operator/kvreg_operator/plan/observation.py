@@ -1,0 +1,151 @@
+"""What was seen of the cluster and of the engines at one moment, as plain values.
+
+Owns the shapes between whoever looks and whoever decides. It reads nothing itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvreg_operator.crd.profile import EffectiveSettings, Metadata
+
+UpdateStrategy = Literal["RollingUpdate", "OnDelete"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An engine's answer to whether the asked profile fits its memory."""
+
+    fits: bool
+    required_bytes: int
+    available_bytes: int
+    short_by_bytes: int
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What one engine says of itself. ``fit`` is None where it could not be asked."""
+
+    effective: EffectiveSettings
+    running: int
+    queued: int
+    is_draining: bool
+    fit: Fit | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody waits for an answer."""
+        return self.running + self.queued > 0
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of the target.
+
+    ``is_started`` says that its container runs and has passed its startup probe. ``engine`` is None
+    when the engine does not answer, ``failure`` names what keeps the container from running (as
+    ``CrashLoopBackOff``), ``unplaced`` why no node takes the pod, and ``config_map`` what it has
+    mounted. ``is_wired`` says that the engine is told to read that. ``ends_at_s`` is when a pod
+    that is being deleted should be gone, in seconds since the epoch, and ``revision`` the
+    controller's name for the template that the pod was made from.
+    """
+
+    name: str
+    uid: str
+    ordinal: int
+    revision: str | None
+    settings_hash: str | None
+    config_map: str | None
+    is_started: bool
+    is_ready: bool
+    is_terminating: bool
+    engine: EngineState | None
+    failure: str | None = None
+    unplaced: str | None = None
+    ends_at_s: float | None = None
+    is_wired: bool = True
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it serves now, so that replacing it would take something away."""
+        return self.is_ready and not self.is_terminating and not self.is_draining
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it certainly serves nobody.
+
+        One that is not ready and does not answer is not dead: it may drain, and finish a request.
+        """
+        return not self.is_started and self.engine is None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its engine says that somebody waits for an answer."""
+        return self.engine is not None and self.engine.is_busy
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether its engine takes nothing new any more. Only a restart ends that."""
+        return self.engine is not None and self.engine.is_draining
+
+
+@dataclass(frozen=True)
+class Target:
+    """The StatefulSet.
+
+    ``settings_hash`` and ``config_map`` are those of its pod template, and ``update_revision`` the
+    controller's name for it. The controller has seen the template once ``observed_generation``
+    reaches ``generation``. ``resource_version`` is that of the whole object, ``template`` the pod
+    template as it is written, and ``claims`` the volumes that each pod gets a claim of its own for.
+    ``is_wired`` says that the template tells the engine to read what it mounts.
+    """
+
+    uid: str
+    resource_version: str
+    generation: int
+    observed_generation: int
+    replicas: int
+    strategy: UpdateStrategy
+    containers: tuple[str, ...]
+    update_revision: str | None
+    settings_hash: str | None
+    config_map: str | None
+    first_ordinal: int = 0
+    template: dict[str, Any] = field(default_factory=dict)
+    claims: tuple[str, ...] = ()
+    is_wired: bool = True
+
+    @property
+    def ordinals(self) -> range:
+        """The numbers of the pods that should be there."""
+        return range(self.first_ordinal, self.first_ordinal + self.replicas)
+
+
+@dataclass(frozen=True)
+class FitJob:
+    """A Job that computes whether a profile fits.
+
+    ``answer`` is None until it has given one. ``failure`` says how it ended without, or why the API
+    server let no such Job be made.
+    """
+
+    name: str
+    answer: Fit | None
+    failure: str | None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that a plan follows from, beside the profile itself and the time.
+
+    ``config_maps`` are the names of those the operator made for the target, ``fit_jobs`` its Jobs
+    for it, and ``others`` is of the other profiles of the same target, also of those that cannot be
+    read.
+    """
+
+    target: Target | None
+    pods: tuple[Pod, ...] = ()
+    config_maps: frozenset[str] = frozenset()
+    others: tuple[Metadata, ...] = ()
+    fit_jobs: tuple[FitJob, ...] = ()

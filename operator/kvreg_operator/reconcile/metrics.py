@@ -1,0 +1,116 @@
+"""The metrics of the operator, and what of a new status they count.
+
+Owns names, labels and their values. The registry is an argument; serving it is somebody else's
+part. All children exist from the start, so that the rate of what never happened is 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from kvreg_operator.crd.profile import ConditionType, ProfileStatus
+from kvreg_operator.observe.targets import WatchKind
+from kvreg_operator.plan.gates import DeferralReason
+
+RollResult = Literal["completed", "failed", "superseded"]
+ReconcileResult = Literal["unchanged", "changed", "temporary_error", "permanent_error"]
+
+
+class OperatorMetrics:
+    """Counts what the operator does. ``clock`` returns monotonic seconds."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._profiles = Gauge(
+            "kvreg_operator_profiles",
+            "Profiles of which the condition is true.",
+            ["condition"],
+            registry=registry,
+        )
+        self._rolls = Counter(
+            "kvreg_operator_rolls", "Rolls, by how they ended.", ["result"], registry=registry
+        )
+        self._deferrals = Counter(
+            "kvreg_operator_deferrals",
+            "Times that a roll was put off, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._watch_age = Gauge(
+            "kvreg_operator_watch_age_seconds",
+            "Time since anything was heard of a kind of object.",
+            ["kind"],
+            registry=registry,
+        )
+        self._reconciles = Counter(
+            "kvreg_operator_reconciles",
+            "Looks at profiles, by result.",
+            ["result"],
+            registry=registry,
+        )
+        for condition in get_args(ConditionType):
+            self._profiles.labels(condition)
+        for result in get_args(RollResult):
+            self._rolls.labels(result)
+        for reason in get_args(DeferralReason):
+            self._deferrals.labels(reason)
+        for result in get_args(ReconcileResult):
+            self._reconciles.labels(result)
+        for kind in get_args(WatchKind):
+            self.heard(kind)
+
+    def heard(self, kind: WatchKind) -> None:
+        """Note that an event, a bookmark or a list of this kind has just come."""
+        since = self._clock()
+        self._watch_age.labels(kind).set_function(lambda: self._clock() - since)
+
+    def reconciled(self, result: ReconcileResult) -> None:
+        """Count one look at a profile."""
+        self._reconciles.labels(result).inc()
+
+    def show_profiles(self, statuses: Iterable[ProfileStatus]) -> None:
+        """Show how many of all profiles each condition is true of."""
+        true = Count(c.type for status in statuses for c in status.conditions if c.status == "True")
+        for condition in get_args(ConditionType):
+            self._profiles.labels(condition).set(true[condition])
+
+    def count_change(self, previous: ProfileStatus, status: ProfileStatus) -> None:
+        """Count what has begun or ended between two statuses of one profile."""
+        if (result := find_roll_result(previous, status)) is not None:
+            self._rolls.labels(result).inc()
+        if (reason := find_new_deferral(previous, status)) is not None:
+            self._deferrals.labels(reason).inc()
+
+
+def find_roll_result(previous: ProfileStatus, status: ProfileStatus) -> RollResult | None:
+    """Return how a roll ended between two statuses, if one did."""
+    if _true_reason(previous, "Progressing") != "Rolling":
+        return None
+    if previous.desired_hash != status.desired_hash:
+        return "superseded"
+    if _true_reason(status, "Ready") and not _true_reason(previous, "Ready"):
+        return "completed"
+    if _is_failure(status) and not _is_failure(previous):
+        return "failed"
+    return None
+
+
+def _is_failure(status: ProfileStatus) -> bool:
+    # An engine that is busy for long has not failed.
+    return _true_reason(status, "Degraded") not in (None, "IdleTimeout")
+
+
+def find_new_deferral(previous: ProfileStatus, status: ProfileStatus) -> str | None:
+    """Return why a roll was put off, where it was not, or for another reason."""
+    now = _true_reason(status, "RolloutDeferred")
+    return None if now == _true_reason(previous, "RolloutDeferred") else now
+
+
+def _true_reason(status: ProfileStatus, condition_type: ConditionType) -> str | None:
+    """Return the reason of a condition that is true."""
+    condition = status.find_condition(condition_type)
+    return condition.reason if condition is not None and condition.status == "True" else None

@@ -1,0 +1,314 @@
+"""One pass: the status first, then what is to be done, then what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from tests.operator.cluster_objects import (
+    KEY,
+    PROFILE_PATH,
+    TARGET_PATH,
+    clients,
+    hash_of,
+    put_pod,
+    put_profile,
+    put_served,
+    put_target,
+)
+from tests.operator.fake_api import FakeApi, Request, path_of
+from tests.operator.objects import NOW_S, TARGET
+from tests.operator.observe.test_observer import refresh
+
+from kvreg_operator.clients.api_server import Conflict
+from kvreg_operator.clients.errors import OperatorError, PermanentError, TemporaryError
+from kvreg_operator.reconcile import reconciler
+from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.reconcile.metrics import OperatorMetrics
+from kvreg_operator.reconcile.reconciler import AFTER_ACTION_S, WHILE_WAITING_S, Reconciler
+
+STATUS_PATH = f"{PROFILE_PATH}/status"
+
+
+def reconcile(
+    api: FakeApi,
+    num_passes: int = 1,
+    *,
+    registry: CollectorRegistry | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> float | None:
+    """Make passes; return when the last one wants to look again."""
+
+    async def run() -> float | None:
+        async with clients(api) as (cluster, engines):
+            refresh(api)
+            metrics = OperatorMetrics(registry or CollectorRegistry(), lambda: 0.0)
+            recorder = EventRecorder(cluster, lambda: NOW_S, "here")
+            passes = Reconciler(cluster, engines, recorder, metrics, lambda: NOW_S)
+            delay_s: float | None = None
+            for number in range(num_passes):
+                try:
+                    delay_s = await passes.reconcile(KEY)
+                except OperatorError:
+                    if number == num_passes - 1:
+                        raise
+                between()
+            return delay_s
+
+    return asyncio.run(run())
+
+
+def to_roll() -> FakeApi:
+    """Return a cluster whose idle pod has yet to get the profile."""
+    api = FakeApi()
+    put_profile(api)
+    put_target(api)
+    put_pod(api)
+    return api
+
+
+def reasons(api: FakeApi) -> list[str]:
+    return [request.body["reason"] for request in api.writes if request.path == path_of("events")]
+
+
+def order(api: FakeApi) -> list[tuple[str, str]]:
+    return [(each.method, each.path.split("/serving/")[1].split("/")[0]) for each in api.writes]
+
+
+def changes(requests: list[Request]) -> list[Request]:
+    """Return the writes that are neither status nor events."""
+    told = (STATUS_PATH, path_of("events"))
+    return [request for request in requests if request.is_write and request.path not in told]
+
+
+def test_status_is_written_before_anything_is_touched() -> None:
+    api = to_roll()
+    reconcile(api)
+    assert order(api) == [
+        ("PATCH", "kvregistryprofiles"),
+        ("POST", "events"),
+        ("PATCH", "configmaps"),
+        ("POST", "events"),
+        ("PATCH", "statefulsets"),
+        ("POST", "events"),
+    ]
+
+
+def test_status_goes_to_its_subresource_in_the_version_that_was_read() -> None:
+    api = to_roll()
+    version = api.objects[PROFILE_PATH]["metadata"]["resourceVersion"]
+    reconcile(api)
+    (asked,) = [request for request in api.writes if request.path == STATUS_PATH]
+    assert asked.content_type == "application/merge-patch+json"
+    assert asked.body["metadata"] == {"resourceVersion": version}
+    assert set(asked.body) == {"metadata", "status"}
+
+
+def test_served_profile_is_written_once_and_then_never() -> None:
+    api = FakeApi()
+    put_served(api)
+    reconcile(api)
+    num_writes = len(api.writes)
+    assert reconcile(api, num_passes=5) is None
+    assert len(api.writes) == num_writes
+
+
+def test_field_that_ended_is_removed_from_the_status() -> None:
+    api = to_roll()
+    api.engine.running = 1
+    reconcile(api)
+    assert "waitingFor" in api.objects[PROFILE_PATH]["status"]
+    api.engine.running = 0
+    reconcile(api)
+    assert "waitingFor" not in api.objects[PROFILE_PATH]["status"]
+
+
+def test_profile_that_was_edited_since_the_look_is_looked_at_again_first() -> None:
+    api = to_roll()
+    api.refusals["patch kvregistryprofiles"] = 409
+    with pytest.raises(Conflict):
+        reconcile(api)
+    assert changes(api.requests) == []
+    assert reasons(api) == []
+
+
+def test_profile_that_was_edited_during_a_look_which_leaves_the_status_is_looked_at_again() -> None:
+    api = to_roll()
+    reconcile(api)
+    num_requests = len(api.requests)
+    original = api.answer_engine
+
+    def pause_meanwhile(request: web.Request) -> web.Response | None:
+        answer = original(request)
+        paused = api.objects[PROFILE_PATH]["spec"].get("rollout") is not None
+        if answer is not None and not paused:
+            stored = api.objects[PROFILE_PATH]
+            spec = {**stored["spec"], "rollout": {"paused": True}}
+            api.put(PROFILE_PATH, {**stored, "spec": spec})
+        return answer
+
+    api.answer_engine = pause_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(Conflict):
+        reconcile(api)
+    assert changes(api.requests[num_requests:]) == []
+    assert not api.engine.is_draining
+
+
+def test_status_that_stays_is_written_without_making_a_version() -> None:
+    api = to_roll()
+    reconcile(api)
+    version = api.objects[PROFILE_PATH]["metadata"]["resourceVersion"]
+    reconcile(api)
+    assert api.engine.is_draining
+    assert api.objects[PROFILE_PATH]["metadata"]["resourceVersion"] == version
+
+
+def test_look_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "LOOK_TIMEOUT_S", 0.1)
+    api = to_roll()
+    api.engine.is_hung = True
+    with pytest.raises(TemporaryError, match="longer than"):
+        reconcile(api)
+    assert api.writes == []
+
+
+def test_profile_that_was_deleted_since_the_look_is_no_error() -> None:
+    api = to_roll()
+    api.refusals["patch kvregistryprofiles"] = 404
+    assert reconcile(api) is None
+    assert changes(api.requests) == []
+
+
+def test_deleted_profile_leaves_everything_as_it_is() -> None:
+    api = FakeApi()
+    put_served(api)
+    api.remove(PROFILE_PATH)
+    reconcile(api)
+    assert api.writes == []
+
+
+def test_pass_ends_with_an_action_that_is_refused_and_says_so() -> None:
+    api = to_roll()
+    api.refusals["patch configmaps"] = 403
+    with pytest.raises(PermanentError):
+        reconcile(api)
+    assert [request.path for request in changes(api.requests)][1:] == []
+    assert reasons(api) == ["Accepted", "ActionFailed"]
+    assert "status" in api.objects[PROFILE_PATH]
+
+
+def crashing() -> FakeApi:
+    """Return a cluster where no engine can say whether the profile fits."""
+    api = FakeApi()
+    put_profile(api)
+    put_target(api)
+    put_pod(api, started=False)
+    return api
+
+
+@pytest.mark.parametrize("status", [403, 422])
+def test_job_that_may_not_be_made_does_not_hold_the_roll(status: int) -> None:
+    api = crashing()
+    api.refusals["create jobs"] = status
+    reconcile(api, num_passes=3)
+    assert [r.path for r in changes(api.requests)].count(path_of("jobs")) == 1
+    assert TARGET_PATH in [r.path for r in changes(api.requests)]
+    assert {"ActionFailed", "FitUnknown"} <= set(reasons(api))
+    conditions = api.objects[PROFILE_PATH]["status"]["conditions"]
+    (progressing,) = [each for each in conditions if each["type"] == "Progressing"]
+    assert str(status) in progressing["message"]
+
+
+def test_job_that_could_not_be_made_leaves_nothing_to_do_once_the_profile_is_served() -> None:
+    api = crashing()
+    api.refusals["create jobs"] = 403
+
+    def serve() -> None:
+        if path_of("configmaps", f"{TARGET}-profile-{hash_of()}") in api.objects:
+            put_pod(api, hash_of())
+            refresh(api)
+
+    reconcile(api, num_passes=8, between=serve)
+    assert reasons(api).count("Served") == 1
+    asked = [(r.method, r.path) for r in api.writes if "/jobs" in r.path]
+    assert asked == [("POST", path_of("jobs"))]
+
+
+def test_job_of_somebody_else_is_said_and_not_asked_for_again() -> None:
+    api = crashing()
+
+    def take_labels() -> None:
+        for path in api.objects:
+            if "/jobs/" in path:
+                api.objects[path]["metadata"]["labels"] = {}
+
+    reconcile(api, num_passes=5, between=take_labels)
+    assert [r.path for r in changes(api.requests)].count(path_of("jobs")) == 2
+    assert TARGET_PATH in [r.path for r in changes(api.requests)]
+
+
+def test_lost_events_change_nothing() -> None:
+    api = to_roll()
+    api.refusals["create events"] = 403
+    reconcile(api)
+    assert [request.path for request in changes(api.requests)][-1] == TARGET_PATH
+
+
+def test_roll_is_looked_at_again_soon() -> None:
+    assert reconcile(to_roll()) == AFTER_ACTION_S
+
+
+def test_busy_engine_is_looked_at_again_soon() -> None:
+    api = to_roll()
+    api.engine.running = 1
+    assert reconcile(api) == WHILE_WAITING_S
+    assert changes(api.requests) == []
+
+
+def test_paused_profile_waits_for_people() -> None:
+    api = to_roll()
+    put_profile(api, rollout={"paused": True})
+    assert reconcile(api) is None
+
+
+def test_wait_that_goes_on_is_not_told_again() -> None:
+    api = to_roll()
+    api.engine.running = 1
+    reconcile(api, num_passes=5)
+    assert reasons(api).count("Busy") == 1
+
+
+def test_whole_roll_reaches_the_pod() -> None:
+    api = to_roll()
+    reconcile(api, num_passes=3)
+    methods = [(request.method, request.path) for request in changes(api.requests)]
+    assert methods[-1] == ("DELETE", path_of("pods", "chat-0"))
+    assert reasons(api)[-2:] == ["Draining", "PodReplaced"]
+
+
+def test_passes_and_profiles_are_counted() -> None:
+    api, registry = FakeApi(), CollectorRegistry()
+    put_served(api)
+    reconcile(api, num_passes=2, registry=registry)
+    results = {
+        result: registry.get_sample_value("kvreg_operator_reconciles_total", {"result": result})
+        for result in ("changed", "unchanged")
+    }
+    assert results == {"changed": 1, "unchanged": 1}
+    ready = registry.get_sample_value("kvreg_operator_profiles", {"condition": "Ready"})
+    assert ready == 1
+
+
+def test_profile_that_is_gone_is_not_shown_any_more() -> None:
+    api, registry = FakeApi(), CollectorRegistry()
+    put_served(api)
+
+    def remove() -> None:
+        if PROFILE_PATH in api.objects:
+            api.remove(PROFILE_PATH)
+
+    reconcile(api, num_passes=2, registry=registry, between=remove)
+    assert registry.get_sample_value("kvreg_operator_profiles", {"condition": "Ready"}) == 0

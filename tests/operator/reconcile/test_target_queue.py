@@ -1,0 +1,134 @@
+"""A target is with one worker at a time, and waking it twice is one look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from kvreg_operator.observe.targets import TargetKey, find_target
+from kvreg_operator.reconcile.target_queue import TargetQueue
+
+A, B = TargetKey("serving", "a"), TargetKey("serving", "b")
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def new_queue() -> tuple[TargetQueue, Clock]:
+    clock = Clock()
+    return TargetQueue(clock), clock
+
+
+async def is_waiting(taking: Coroutine[Any, Any, TargetKey]) -> bool:
+    """Say whether nothing is due, as far as the loop can tell without time passing."""
+    task = asyncio.ensure_future(taking)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    is_done = task.done()
+    task.cancel()
+    return not is_done
+
+
+def test_what_is_due_first_is_taken_first() -> None:
+    async def run() -> list[TargetKey]:
+        queue, clock = new_queue()
+        queue.wake(A, 2)
+        queue.wake(B, 1)
+        clock.now_s += 5
+        return [await queue.take(), await queue.take()]
+
+    assert asyncio.run(run()) == [B, A]
+
+
+def test_waking_often_is_one_look() -> None:
+    async def run() -> bool:
+        queue, clock = new_queue()
+        for _ in range(5):
+            queue.wake(A)
+        clock.now_s += 1
+        queue.give_back(await queue.take())
+        return await is_waiting(queue.take())
+
+    assert asyncio.run(run())
+
+
+def test_earlier_time_wins() -> None:
+    async def run() -> TargetKey:
+        queue, clock = new_queue()
+        queue.wake(A, 1)
+        queue.wake(A, 60)
+        clock.now_s += 2
+        return await queue.take()
+
+    assert asyncio.run(run()) == A
+
+
+def test_target_is_with_one_worker_at_a_time() -> None:
+    async def run() -> tuple[bool, TargetKey]:
+        queue, clock = new_queue()
+        queue.wake(A, 0)
+        taken = await queue.take()
+        queue.wake(A, 0)
+        clock.now_s += 1
+        is_held = await is_waiting(queue.take())
+        queue.give_back(taken)
+        return is_held, await queue.take()
+
+    assert asyncio.run(run()) == (True, A)
+
+
+def test_other_targets_do_not_wait() -> None:
+    async def run() -> TargetKey:
+        queue, _ = new_queue()
+        queue.wake(A, 0)
+        await queue.take()
+        queue.wake(A, 0)
+        queue.wake(B, 0)
+        return await queue.take()
+
+    assert asyncio.run(run()) == B
+
+
+def test_worker_that_waits_is_woken() -> None:
+    async def run() -> TargetKey:
+        queue, _ = new_queue()
+        taking = asyncio.ensure_future(queue.take())
+        await asyncio.sleep(0)
+        queue.wake(A, 0)
+        return await taking
+
+    assert asyncio.run(run()) == A
+
+
+def test_profile_wakes_the_target_that_it_names() -> None:
+    manifest = {"metadata": {"namespace": "serving"}, "spec": {"targetRef": {"name": "a"}}}
+    assert find_target("KVRegistryProfile", manifest) == A
+
+
+def test_stateful_set_wakes_itself() -> None:
+    assert find_target("StatefulSet", {"metadata": {"namespace": "serving", "name": "a"}}) == A
+
+
+def test_pod_wakes_its_stateful_set() -> None:
+    owner = {"kind": "StatefulSet", "name": "a", "controller": True}
+    manifest = {"metadata": {"namespace": "serving", "name": "a-0", "ownerReferences": [owner]}}
+    assert find_target("Pod", manifest) == A
+
+
+def test_pod_of_somebody_else_wakes_nobody() -> None:
+    owner = {"kind": "ReplicaSet", "name": "a", "controller": True}
+    manifest = {"metadata": {"namespace": "serving", "name": "a-0", "ownerReferences": [owner]}}
+    assert find_target("Pod", manifest) is None
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"targetRef": "a"}, {"targetRef": {"name": 1}}, "a"])
+def test_profile_of_another_shape_wakes_nobody(spec: object) -> None:
+    manifest = {"metadata": {"namespace": "serving"}, "spec": spec}
+    assert find_target("KVRegistryProfile", manifest) is None
