@@ -18,11 +18,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvreg_service.api.server import listen, url_of, uvicorn_config
-from kvreg_service.chat.boundary import Boundary
 from kvreg_service.chat.conversation import Conversation
+from kvreg_service.chat.echo.generated_texts import SpelledAnswer
 from kvreg_service.chat.messages import normalize_messages
-from kvreg_service.chat.prompt import ChatPrompt, Tail
-from kvreg_service.chat.spellings import SpelledAnswer
+from kvreg_service.chat.prompt.boundary import Boundary
+from kvreg_service.chat.prompt.builder import ChatPrompt, Tail
 from kvreg_service.core.errors import (
     Draining,
     EngineDown,

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.prompt import ChatPrompt
+from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, Gate, Script
 
 URL = "/v1/chat/completions"

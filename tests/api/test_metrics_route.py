@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kvreg_service.api.app import create_app
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core import errors
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.build import LoadedModel, build_engine

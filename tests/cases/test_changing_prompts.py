@@ -18,8 +18,8 @@ from tests.cases.server import Message, Reply, Serve, Server
 from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit, assert_miss
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.engine.build import LoadedModel
 
 TokensOf = Callable[[list[Message]], Sequence[int]]

@@ -12,8 +12,8 @@ from tests.cases.server import CONTEXT_TOKENS, MODEL, Message, Reply, Serve, Ser
 from tests.cases.session import Session, assert_hit
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.engine.build import LoadedModel
 
 LONG: list[Message] = [{"role": "user", "content": "Repeat these words: falcon river maple. " * 30}]

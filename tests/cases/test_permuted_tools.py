@@ -7,8 +7,8 @@ from tests.cases.profiles import Profile, some_profiles, with_registry
 from tests.cases.server import Serve
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.engine.build import LoadedModel
 
 TOOLS = [

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvreg_service.chat.boundary import Boundary
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import ChatPrompt, PromptBuilder
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.prompt.boundary import Boundary
+from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.identity import Epoch
 from kvreg_service.core.policies import build_policy

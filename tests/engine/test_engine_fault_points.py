@@ -18,8 +18,8 @@ import pytest
 import torch
 from engine_bench import EngineBench, Hold, token_prompt
 
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.text_stream import TextStream
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.output.detokenizer import TextStream
 from kvreg_service.core.errors import KvregError, RequestFailed
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine import runner

@@ -13,7 +13,7 @@ from tests.soak.conversation import Message
 from tests.soak.operations import Options, Stage
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.prompt import ChatPrompt, PromptBuilder
+from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import (

@@ -17,7 +17,7 @@ from tests.soak.door import NEVER_QUEUED, NUM_LOGPROBS, Ask, BrokenStream, Left,
 from tests.soak.operations import Stage
 
 from kvreg_service.api.app import create_app
-from kvreg_service.chat.prompt import ChatPrompt, PromptBuilder
+from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.interface import SpelledToken, TokenReport
 from kvreg_service.settings import load_settings

@@ -22,7 +22,7 @@ from tests.soak.faults import Faults
 from tests.soak.judge import Judge
 from tests.soak.operations import Operation, draw_operations, of_client
 
-from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.engine.answer import Answer
 from kvreg_service.engine.build import LoadedModel, build_engine

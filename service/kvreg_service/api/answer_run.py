@@ -17,7 +17,7 @@ from kvreg_service.api.chat_answer import ChatAnswer, Piece
 from kvreg_service.api.context import ApiContext
 from kvreg_service.api.errors import shape_of
 from kvreg_service.api.request_log import log_request
-from kvreg_service.chat.prompt import ChatPrompt
+from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.core.errors import InvariantBroken, KvregError
 from kvreg_service.engine.interface import GenerationEvent, GenerationRequest
 

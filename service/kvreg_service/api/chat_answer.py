@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvreg_service.chat.reasoning import Kind, ReasoningSplitter
-from kvreg_service.chat.spellings import SpelledAnswer
-from kvreg_service.chat.tool_call import ToolCall
-from kvreg_service.chat.tool_call_parser import Part, ToolCallParser
+from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+from kvreg_service.chat.output.reasoning import Kind, ReasoningSplitter
+from kvreg_service.chat.tool_calls.parser import Part, ToolCallParser
+from kvreg_service.chat.tool_calls.tool_call import ToolCall
 from kvreg_service.engine.interface import (
     Finished,
     GenerationEvent,

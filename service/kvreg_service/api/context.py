@@ -16,8 +16,8 @@ from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 
 if TYPE_CHECKING:
-    from kvreg_service.chat.prompt import ChatPrompt
-    from kvreg_service.chat.spellings import SpelledAnswer
+    from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+    from kvreg_service.chat.prompt.builder import ChatPrompt
 
 
 # Shorter than the silence after which common proxies and clients give up.

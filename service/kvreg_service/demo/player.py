@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.prompt import PromptBuilder
+from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.demo.story import AnswerTo, Message, Step, Story
 from kvreg_service.engine.interface import (

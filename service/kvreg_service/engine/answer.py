@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from kvreg_service.chat.text_stream import TextStream
+from kvreg_service.chat.output.detokenizer import TextStream
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.request import Request

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import PromptBuilder
-from kvreg_service.chat.template import ChatTemplate
-from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.prompt.builder import PromptBuilder
+from kvreg_service.chat.prompt.template import ChatTemplate
+from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.budget import KVDtype, MemoryPlan
 from kvreg_service.core.errors import ConfigurationError

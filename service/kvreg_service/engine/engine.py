@@ -14,10 +14,10 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import ChatPrompt
-from kvreg_service.chat.text_stream import TextStream
-from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.output.detokenizer import TextStream
+from kvreg_service.chat.prompt.builder import ChatPrompt
+from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core.errors import (
     ConfigurationError,
     Conflict,

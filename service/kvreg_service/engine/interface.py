@@ -15,7 +15,7 @@ from kvreg_service.core.quota import Quota
 from kvreg_service.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from kvreg_service.chat.prompt import ChatPrompt
+    from kvreg_service.chat.prompt.builder import ChatPrompt
 
 ReusePath = Literal[
     "full_reset",

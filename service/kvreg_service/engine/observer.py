@@ -16,7 +16,7 @@ from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
 
 if TYPE_CHECKING:
-    from kvreg_service.chat.prompt import Tail
+    from kvreg_service.chat.prompt.builder import Tail
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError, contain
 from kvreg_service.core.ids import RequestId

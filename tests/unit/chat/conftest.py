@@ -10,10 +10,10 @@ import pytest
 from hypothesis import settings
 
 import kvreg_service.reference_model
-from kvreg_service.chat.echo import EchoIndex
-from kvreg_service.chat.prompt import PromptBuilder
-from kvreg_service.chat.template import ChatTemplate
-from kvreg_service.chat.tokenizer import Tokenizer
+from kvreg_service.chat.echo.echo_index import EchoIndex
+from kvreg_service.chat.prompt.builder import PromptBuilder
+from kvreg_service.chat.prompt.template import ChatTemplate
+from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 # The machine that runs the tests may be busy: pytest's own time limit is the only one.
 settings.register_profile("chat", deadline=None, max_examples=50)

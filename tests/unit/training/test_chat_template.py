@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvreg_service.chat.template import ChatTemplate
+from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_training.data.chat import Chat
 from kvreg_training.data.generator import Stage, make_chat

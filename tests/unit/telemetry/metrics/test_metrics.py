@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.telemetry.ended_requests import FINISHED
 
-from kvreg_service.chat.prompt import Tail
+from kvreg_service.chat.prompt.builder import Tail
 from kvreg_service.core import errors, events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.events import EvictionReason, ReusePath

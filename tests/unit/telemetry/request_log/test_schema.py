@@ -14,7 +14,7 @@ from tests.unit.telemetry.request_log.log_reading import PrefixReader, read_line
 from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, record
 from tests.unit.telemetry.request_log.schema_document import DOCUMENT, read_schema, tables, written
 
-from kvreg_service.chat.prompt import Tail
+from kvreg_service.chat.prompt.builder import Tail
 from kvreg_service.core import events
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.engine.interface import Attach, FinishReason, ReusePath

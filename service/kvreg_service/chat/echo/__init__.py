@@ -1,0 +1,1 @@
+"""What the model generated, so that an echoed answer gives the same tokens again."""

@@ -1,0 +1,1 @@
+"""From generated tokens to text, and from text to reasoning and content."""

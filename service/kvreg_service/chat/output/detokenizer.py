@@ -1,0 +1,68 @@
+"""Tokens of one answer to text as they come: whole characters only, and nothing past a stop string.
+
+Special tokens have no text here. Reasoning and tool calls are told apart by others, on the text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvreg_service.chat.output.partial_match import partial_suffix_len
+from kvreg_service.chat.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TextStep:
+    """The text that one token made certain, and whether a stop string ended the answer."""
+
+    text: str
+    is_stopped: bool
+
+
+class TextStream:
+    """Decodes one answer. Owns the bytes of an unfinished character and a possible stop string.
+
+    The stop string that is completed first ends the answer, whichever tokens it arrives in; the
+    stop string itself is not emitted, and ``stopped_by`` names it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(text for text in stop if text)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.stopped_by: str | None = None
+
+    def push(self, token_id: int) -> TextStep:
+        """Take the next token. After a stop string further tokens have no text."""
+        if self.stopped_by is not None or self._tokenizer.is_special(token_id):
+            return TextStep("", self.stopped_by is not None)
+        return self._take(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+
+    def spelling(self, token_id: int) -> bytes:
+        """The bytes of a token, also of one that has no text in an answer."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def flush(self) -> str:
+        """Take the end of the answer: the text held back. A broken character becomes U+FFFD."""
+        if self.stopped_by is not None:
+            return ""
+        step = self._take(self._decoder.decode(b"", final=True))
+        held, self._held = self._held, ""
+        return step.text + held
+
+    def _take(self, text: str) -> TextStep:
+        if not self._stop:
+            return TextStep(text, False)
+        text = self._held + text
+        found = [(text.find(stop) + len(stop), stop) for stop in self._stop if stop in text]
+        if found:
+            end, stop = min(found, key=lambda hit: (hit[0], -len(hit[1])))
+            self.stopped_by = stop
+            self._held = ""
+            return TextStep(text[: end - len(stop)], True)
+        num_held = max(partial_suffix_len(text, stop) for stop in self._stop)
+        self._held = text[len(text) - num_held :]
+        return TextStep(text[: len(text) - num_held], False)

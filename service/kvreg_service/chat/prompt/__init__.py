@@ -1,0 +1,1 @@
+"""From a conversation to the tokens of its prompt, its stable boundary and its heads."""
