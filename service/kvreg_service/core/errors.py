@@ -164,7 +164,7 @@ class RequestFailed(KvregError):
     code = "request_failed"
 
 
-def contain(doing: str, error: Exception) -> KvregError:
+def wrap_failure(doing: str, error: Exception) -> KvregError:
     """Return what one request fails with when ``doing`` something for it raised ``error``.
 
     Errors that kvreg names stay as they are. Of others the client gets a sentence, and the log,

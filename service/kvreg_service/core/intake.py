@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvreg_service.core.admission import AdmissionPlanner, AdmissionRules
-from kvreg_service.core.errors import KvregError, contain
+from kvreg_service.core.errors import KvregError, wrap_failure
 from kvreg_service.core.events import Failed, ReuseFailed, UpkeepFailed
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.placement import Placement
@@ -40,7 +40,9 @@ class Intake:
         try:
             request = self._choose(now_s)
         except Exception as error:  # noqa: BLE001 - nobody is to blame; the next step tries again
-            self._holdings.events.append(UpkeepFailed(contain("choosing who comes next", error)))
+            self._holdings.events.append(
+                UpkeepFailed(wrap_failure("choosing who comes next", error))
+            )
             return None
         if request is None:
             return None
@@ -81,4 +83,4 @@ class Intake:
 
     def _fail(self, request: Request, error: Exception) -> None:
         self._queue.remove(request)
-        self.retry_cold(request, contain("admission", error))
+        self.retry_cold(request, wrap_failure("admission", error))

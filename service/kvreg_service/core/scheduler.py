@@ -17,7 +17,7 @@ from kvreg_service.core.errors import (
     ContextTooLong,
     InvalidRequest,
     KvregError,
-    contain,
+    wrap_failure,
 )
 from kvreg_service.core.events import (
     Cancelled,
@@ -149,7 +149,7 @@ class Scheduler:
                 self._queue.remove(request)
                 self.holdings.events.append(Cancelled(request_id, 0))
         except Exception as error:  # noqa: BLE001 - it runs for nobody, and ends by itself
-            self.holdings.events.append(UpkeepFailed(contain("cancelling", error)))
+            self.holdings.events.append(UpkeepFailed(wrap_failure("cancelling", error)))
         return self._take_events()
 
     def schedule(self, now_s: float) -> StepPlan:
@@ -178,7 +178,7 @@ class Scheduler:
                 else:
                     self._advance(lane, run, lane.sequence, work, result, now_s)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
-                failed = Failed(work.request_id, contain("taking in a step", error))
+                failed = Failed(work.request_id, wrap_failure("taking in a step", error))
                 self._end_broken(lane, run, failed)
         return self._take_events()
 
@@ -196,7 +196,7 @@ class Scheduler:
                 self.holdings.events.append(Failed(late.request_id, error))
         except Exception as error:  # noqa: BLE001 - no request is to blame; the next step tries again
             self.holdings.recount()
-            self.holdings.events.append(UpkeepFailed(contain("giving up what is over", error)))
+            self.holdings.events.append(UpkeepFailed(wrap_failure("giving up what is over", error)))
 
     def _select_work(self, now_s: float) -> list[Work]:
         """Decode every running answer, and prefill at most one chunk, oldest request first."""
@@ -207,7 +207,7 @@ class Scheduler:
                 one = self._next_work(lane, run, sequence, budget, now_s)
             except Exception as error:  # noqa: BLE001 - contained like a failed admission
                 self.holdings.recount()
-                failed = Failed(run.request.request_id, contain("planning a step", error))
+                failed = Failed(run.request.request_id, wrap_failure("planning a step", error))
                 self._end(lane, run, failed, now_s)
                 continue
             if one is not None:
@@ -310,7 +310,7 @@ class Scheduler:
             self._shares.settle(run.request.tenant, now_s)
         except Exception as error:  # noqa: BLE001 - the answer is complete, and stays so
             self.holdings.scrap(lane)
-            self.holdings.events.append(UpkeepFailed(contain("keeping a sequence", error)))
+            self.holdings.events.append(UpkeepFailed(wrap_failure("keeping a sequence", error)))
         self.holdings.events.append(event)
 
     def _end_broken(self, lane: Lane, run: Run, event: Failed) -> None:
@@ -345,7 +345,7 @@ class Scheduler:
                         self.holdings.evict(entry, EvictionReason.FAILED)
                 self.holdings.give_up_lane(lane, EvictionReason.FAILED)
             except Exception as fault:  # noqa: BLE001 - contained below
-                error = contain("giving up a failed admission", fault)
+                error = wrap_failure("giving up a failed admission", fault)
                 self._empty_touched(run)
                 self.holdings.scrap(lane)
             self._intake.retry_cold(run.request, error)

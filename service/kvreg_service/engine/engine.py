@@ -26,7 +26,7 @@ from kvreg_service.core.errors import (
     InvalidRequest,
     KvregError,
     SessionNotFound,
-    contain,
+    wrap_failure,
 )
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId, SequenceId
@@ -379,7 +379,7 @@ class Engine:
                 if answer.read_token(token, result.logprobs.get(request_id)):
                     result.stopped.add(request_id)
             except Exception as error:  # noqa: BLE001 - contained to the request that is read
-                result.failed[request_id] = contain("reading a token", error)
+                result.failed[request_id] = wrap_failure("reading a token", error)
 
 
 def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core import events
-from kvreg_service.core.errors import KvregError, contain
+from kvreg_service.core.errors import KvregError, wrap_failure
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.answer import Answer
@@ -104,7 +104,7 @@ class Publisher:
                         answer.finish(event)
                         self._finished.append(answer)
                     except Exception as error:  # noqa: BLE001 - contained to this answer
-                        answer.fail(contain("finishing an answer", error))
+                        answer.fail(wrap_failure("finishing an answer", error))
                     self._end(event)
                 case events.ReuseFailed():
                     logger.warning(

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvreg_service.core.errors import CheckpointError, contain
+from kvreg_service.core.errors import CheckpointError, wrap_failure
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.pages import PageCopy
 from kvreg_service.core.request import Request
@@ -112,7 +112,7 @@ class ModelRunner:
                 self._move(move)
             result.is_prepared = True
         except Exception as error:  # noqa: BLE001 - contained to the request that is prepared
-            result.failed[plan.preparation.request_id] = contain("preparing", error)
+            result.failed[plan.preparation.request_id] = wrap_failure("preparing", error)
         result.prepare_s = time.perf_counter() - start_s
 
     def _move(self, move: StateMove) -> None:
@@ -139,7 +139,7 @@ class ModelRunner:
             tokens = argmax_batch(logits) if is_argmax else None
         except Exception as error:  # noqa: BLE001 - contained to the requests of this batch
             for one in work:
-                result.failed[one.request_id] = contain("decoding", error)
+                result.failed[one.request_id] = wrap_failure("decoding", error)
             return
         for i, one in enumerate(work):
             token = tokens[i] if tokens is not None else None
@@ -162,7 +162,7 @@ class ModelRunner:
             if work.capture_to is not None:
                 self._states.copy(work.slot, work.capture_to)
         except Exception as error:  # noqa: BLE001 - contained to the request of this chunk
-            result.failed[work.request_id] = contain("prefilling", error)
+            result.failed[work.request_id] = wrap_failure("prefilling", error)
             return
         if work.samples:
             self._sample(work, logits, result)
@@ -171,7 +171,7 @@ class ModelRunner:
         try:
             token = self._samplers[work.request_id].sample(logits)
         except Exception as error:  # noqa: BLE001 - contained to the request that draws
-            result.failed[work.request_id] = contain("sampling", error)
+            result.failed[work.request_id] = wrap_failure("sampling", error)
         else:
             self._report(work, logits, token, result)
 
@@ -181,6 +181,6 @@ class ModelRunner:
             try:
                 result.logprobs[work.request_id] = token_logprobs(logits, token, num_logprobs)
             except Exception as error:  # noqa: BLE001 - contained to the request that asked
-                result.failed[work.request_id] = contain("reporting", error)
+                result.failed[work.request_id] = wrap_failure("reporting", error)
                 return
         result.sampled[work.request_id] = token
