@@ -6,6 +6,7 @@ Owns the translation only. ``__main__`` builds the parts; tests build them the s
 from __future__ import annotations
 
 from kvreg_service.core.budget import GIB, KVDtype
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.settings import Settings
 
@@ -22,7 +23,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         lanes=settings.lanes,
         entries=settings.entries,
         anchors=settings.anchors,
-        keep_current=settings.current_state == "keep",
+        keep_current=settings.current_state is CurrentState.KEEP,
         exchange=settings.exchange,
         eviction=settings.eviction,
         prefix_reuse=settings.prefix_reuse,

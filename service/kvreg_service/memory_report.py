@@ -13,6 +13,7 @@ from typing import Literal
 from kvreg_service.composition import engine_options
 from kvreg_service.core.budget import GIB, KVDtype, MemoryPlan, WeightFormat
 from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.engine.reservation import GpuProfile, model_shape, plan_cpu, plan_gpu
 from kvreg_service.model.config import ModelConfig
@@ -127,7 +128,10 @@ def build_report(settings: Settings, weight_format: str) -> MemoryReport:
     kv_dtype = KVDtype.FP16 if settings.kv_dtype == "auto" else KVDtype(settings.kv_dtype)
     profile = GpuProfile(
         layout=SlotLayout(
-            settings.lanes, settings.entries, settings.current_state == "keep", settings.anchors
+            settings.lanes,
+            settings.entries,
+            settings.current_state is CurrentState.KEEP,
+            settings.anchors,
         ),
         tp=settings.tp,
         gpu_memory_bytes=int(settings.gpu_memory_gib * GIB),

@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.sources import InitSettingsSource
 
 from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.setting_names import ENV_PREFIX, environment_name, flag_name
 
@@ -74,8 +75,9 @@ class Settings(BaseSettings):
 
     # The case the registry exists for: one lane, one session, interrupted by side requests.
     lanes: int = Field(default=1, ge=1, le=MAX_LANES, description="Requests that run at once.")
-    current_state: Literal["keep", "drop"] = Field(
-        default="keep", description="Whether entries keep the frontier state beside the checkpoint."
+    current_state: CurrentState = Field(
+        default=CurrentState.KEEP,
+        description="Whether entries keep the frontier state beside the checkpoint.",
     )
     prefix_reuse: bool = Field(default=True, description="Whether a prompt may reuse what is kept.")
     # One entry keeps the session; measured, a second one buys nothing at one lane.
@@ -187,7 +189,7 @@ class Settings(BaseSettings):
                 "nothing would ever read an entry; set entries to 0 or prefix_reuse to true",
                 {"entries": value},
             )
-        if value == 0 and info.data.get("current_state") == "drop":
+        if value == 0 and info.data.get("current_state") is CurrentState.DROP:
             raise PydanticCustomError(
                 "nothing_to_drop",
                 "current_state = drop and entries = 0 exclude each other: "

@@ -12,7 +12,6 @@ import threading
 from array import array
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,7 +21,7 @@ from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.generated_texts import SpelledAnswer
 from kvreg_service.chat.messages import normalize_messages
 from kvreg_service.chat.prompt.boundary import Boundary
-from kvreg_service.chat.prompt.builder import ChatPrompt, Tail
+from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.core.errors import (
     Draining,
     EngineDown,
@@ -31,21 +30,28 @@ from kvreg_service.core.errors import (
     SessionNotFound,
 )
 from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.labels import (
+    Attach,
+    CurrentState,
+    EntryState,
+    FinishReason,
+    LaneState,
+    Outcome,
+    ReusePath,
+    Tail,
+)
 from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import (
     AnchorView,
-    Attach,
     EffectiveProfile,
     EntryView,
     Finished,
-    FinishReason,
     FitReport,
     GenerationEvent,
     GenerationRequest,
     LaneView,
     PoolView,
     RegistrySnapshot,
-    ReusePath,
     Started,
     StateSlotsView,
     TextDelta,
@@ -107,12 +113,12 @@ class Script:
 
     steps: Sequence[Step] = ("Hello", ", ", "you.")
     before: Sequence[Gate | Exception] = ()
-    finish_reason: FinishReason = "stop"
+    finish_reason: FinishReason = FinishReason.STOP
     stop_string: str | None = None
     has_end: bool = True
     cached_tokens: int = 0
-    reuse_path: ReusePath = "full_reset"
-    attach: Attach = "none"
+    reuse_path: ReusePath = ReusePath.FULL_RESET
+    attach: Attach = Attach.NONE
 
 
 FAKE_PROFILE = EffectiveProfile(
@@ -121,15 +127,13 @@ FAKE_PROFILE = EffectiveProfile(
     profile_hash="0123456789abcdef",
     lanes=1,
     entries=2,
-    current_state="keep",
+    current_state=CurrentState.KEEP,
     exchange=True,
     eviction="cost",
     max_context_tokens=4096,
     kv_dtype="fp32",
     device="cpu",
 )
-
-Outcome = Literal["finished", "failed", "cancelled"]
 
 
 @dataclass
@@ -174,7 +178,7 @@ class FakeEngine:
         script = self.scripts.pop(0) if self.scripts else Script()
         self.require_room()
         self.num_running += 1
-        outcome: Outcome = "cancelled"
+        outcome = Outcome.CANCELLED
         try:
             for before in script.before:
                 await self._pass(before)
@@ -188,11 +192,11 @@ class FakeEngine:
                     yield step
                 else:
                     await self._pass(step)
-            outcome = "finished"
+            outcome = Outcome.FINISHED
             if script.has_end:
                 yield Finished(script.finish_reason, num_tokens, FAKE_TIMINGS, script.stop_string)
         except Exception:
-            outcome = "failed"
+            outcome = Outcome.FAILED
             raise
         finally:
             self.num_running -= 1
@@ -209,14 +213,14 @@ class FakeEngine:
     def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
         """Return a registry with one lane and two entries, without what other tenants keep."""
         is_shown = tenant in (None, self.kept_tenant)
-        lane = LaneView(lane_id=0, state="decode" if self.num_running else "empty")
+        lane = LaneView(lane_id=0, state=LaneState.DECODE if self.num_running else LaneState.EMPTY)
         return RegistrySnapshot(
             profile=FAKE_PROFILE,
             lanes=(lane,),
             entries=tuple(
                 EntryView(
                     entry_id=i,
-                    state="kept",
+                    state=EntryState.KEPT,
                     sequence_id=7,
                     tokens=65,
                     pages=2,
@@ -224,11 +228,11 @@ class FakeEngine:
                     pinned_for_s=self.pins.get(7),
                 )
                 if i in self.kept_entries and is_shown
-                else EntryView(entry_id=i, state="empty")
+                else EntryView(entry_id=i, state=EntryState.EMPTY)
                 for i in range(FAKE_PROFILE.entries)
                 if tenant is None or (i in self.kept_entries and is_shown)
             ),
-            anchors=(AnchorView(anchor_id=0, state="empty"),) if tenant is None else (),
+            anchors=(AnchorView(anchor_id=0, state=EntryState.EMPTY),) if tenant is None else (),
             pools=(PoolView(name="main", total=8, free=6, referenced=2),),
             state_slots=StateSlotsView(total=6, used=2),
             running=self.num_running,
@@ -356,7 +360,7 @@ class FakePromptBuilder:
         return ChatPrompt(
             token_ids=array("i", self._tokenizer.encode(text)),
             boundary=Boundary(turn=None, round=None),
-            tail=cast(Tail, messages[-1]["role"]),
+            tail=Tail(str(messages[-1]["role"])),
             starts_in_reasoning=conversation.enable_thinking is True,
             tenant=tenant,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from fastapi import FastAPI
@@ -13,8 +12,8 @@ from kvreg_service.api import chat_request, messages_request
 from kvreg_service.api.chat_request import ChatRequest
 from kvreg_service.api.errors import ERROR_TABLE
 from kvreg_service.api.messages_request import MessagesRequest
+from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.core.quota import Quota
-from kvreg_service.engine.interface import Attach, ReusePath
 from kvreg_service.tenants.key_document import TenantTable, parse_keyring
 from kvreg_service.tenants.keyring import Tenant
 
@@ -61,7 +60,7 @@ def test_every_code_is_named(named: set[str]) -> None:
 
 
 def test_every_reuse_path_is_named(named: set[str]) -> None:
-    assert {*get_args(ReusePath), *get_args(Attach)} <= named
+    assert {*ReusePath, *Attach} <= named
 
 
 def test_example_of_a_file_of_keys_is_valid() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import InvalidRequest
+from kvreg_service.core.labels import Attach, FinishReason, ReusePath
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.settings import Settings
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
@@ -39,7 +40,9 @@ async def test_usage_counts_what_the_engine_reported(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [
-        Script(cached_tokens=4, reuse_path="restore_turn_checkpoint", attach="registry")
+        Script(
+            cached_tokens=4, reuse_path=ReusePath.RESTORE_TURN_CHECKPOINT, attach=Attach.REGISTRY
+        )
     ]
     prompt_tokens = len(b"user: Hi\n")
     usage = (await client.post(URL, json=body)).json()["usage"]
@@ -81,7 +84,7 @@ async def test_timings_are_those_of_the_engine(
 async def test_finish_reason_length_is_passed_on(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.scripts = [Script(finish_reason="length")]
+    engine.scripts = [Script(finish_reason=FinishReason.LENGTH)]
     answer = (await client.post(URL, json=body)).json()
     assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -106,7 +109,7 @@ async def test_reasoning_tokens_are_counted_apart(
 async def test_answer_cut_within_its_reasoning_has_an_empty_content(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.scripts = [Script(steps=["I think"], finish_reason="length")]
+    engine.scripts = [Script(steps=["I think"], finish_reason=FinishReason.LENGTH)]
     answer = (await client.post(URL, json=body | {"enable_thinking": True})).json()
     assert answer["choices"][0]["message"]["content"] == ""
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from kvreg_service.core.errors import RequestFailed
+from kvreg_service.core.labels import ReusePath
 from kvreg_service.testing import FakeEngine, Script
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +68,7 @@ async def test_all_chunks_name_the_same_request(
 async def test_finish_chunk_carries_the_numbers_when_usage_was_not_asked_for(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.scripts = [Script(cached_tokens=4, reuse_path="append_frontier")]
+    engine.scripts = [Script(cached_tokens=4, reuse_path=ReusePath.APPEND_FRONTIER)]
     *others, last = await read_chunks(client, body)
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
     assert last["usage"]["kvreg"]["reuse_path"] == "append_frontier"

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from kvreg_service.api.app import create_app
+from kvreg_service.core.labels import FinishReason
 from kvreg_service.settings import Settings
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
 
@@ -126,7 +127,7 @@ async def test_what_is_no_whole_call_stays_text(
 async def test_answer_cut_behind_a_call_has_the_call_and_the_reason_length(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.scripts = [Script(steps=[CALL, "\n", CALL[:30]], finish_reason="length")]
+    engine.scripts = [Script(steps=[CALL, "\n", CALL[:30]], finish_reason=FinishReason.LENGTH)]
     (choice,) = (await client.post(URL, json=body)).json()["choices"]
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["message"]["content"] == CALL[:30]

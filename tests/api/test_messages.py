@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvreg_service.core.labels import Attach, FinishReason, ReusePath
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
 
@@ -41,7 +42,9 @@ async def test_input_tokens_are_those_that_were_not_cached(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [
-        Script(cached_tokens=4, reuse_path="restore_turn_checkpoint", attach="registry")
+        Script(
+            cached_tokens=4, reuse_path=ReusePath.RESTORE_TURN_CHECKPOINT, attach=Attach.REGISTRY
+        )
     ]
     usage = (await client.post(URL, json=body)).json()["usage"]
     assert usage == {
@@ -93,10 +96,10 @@ async def test_reasoning_text_and_calls_are_blocks_in_their_order(
     ("script", "reason", "sequence"),
     [
         (Script(), "end_turn", None),
-        (Script(finish_reason="length"), "max_tokens", None),
+        (Script(finish_reason=FinishReason.LENGTH), "max_tokens", None),
         (Script(stop_string="END"), "stop_sequence", "END"),
         (Script(steps=[CALL]), "tool_use", None),
-        (Script(steps=[CALL], finish_reason="length"), "max_tokens", None),
+        (Script(steps=[CALL], finish_reason=FinishReason.LENGTH), "max_tokens", None),
         (Script(steps=[CALL], stop_string="END"), "stop_sequence", "END"),
     ],
     ids=str,

@@ -10,6 +10,7 @@ import pytest
 
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import Overloaded, RequestFailed
+from kvreg_service.core.labels import FinishReason, ReusePath
 from kvreg_service.settings import Settings
 from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
 
@@ -63,7 +64,7 @@ async def test_stream_is_message_blocks_and_end(
 async def test_first_event_is_the_message_without_its_content(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.scripts = [Script(cached_tokens=4, reuse_path="append_frontier")]
+    engine.scripts = [Script(cached_tokens=4, reuse_path=ReusePath.APPEND_FRONTIER)]
     message = (await read_events(client, body))[0]["message"]
     assert (message["role"], message["content"], message["stop_reason"]) == ("assistant", [], None)
     assert message["usage"]["cache_read_input_tokens"] == 4
@@ -95,7 +96,7 @@ async def test_each_kind_has_a_block_of_its_own(
 async def test_thinking_ends_with_a_signature(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.scripts = [Script(steps=["I ", "think"], finish_reason="length")]
+    engine.scripts = [Script(steps=["I ", "think"], finish_reason=FinishReason.LENGTH)]
     events = await read_events(client, body | {"thinking": {"type": "enabled"}})
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     assert [delta["type"] for delta in deltas] == [

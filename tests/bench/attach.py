@@ -18,10 +18,11 @@ from torch import Tensor
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import EntryId, LaneId, PageId, RequestId, SequenceId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.pages import PageCopy
 from kvreg_service.core.registry import Registry
-from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import LanePreparation, SlotCopy, SlotSwap, StateMove, StepPlan
 from kvreg_service.engine.runner import ModelRunner

@@ -17,9 +17,9 @@ from report import Section, Table, goal_text
 from samples import Samples
 
 from kvreg_service.core.admission import AdmissionPlanner, AdmissionRules
-from kvreg_service.core.events import ReusePath
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import EntryId, RequestId, pages_for
+from kvreg_service.core.labels import ReusePath
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import CostPolicy
 from kvreg_service.core.request import Request

@@ -17,6 +17,7 @@ from policies_traffic import TrafficRequest
 from kvreg_service.core import events
 from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.ids import PAGE_TOKENS, RequestId
+from kvreg_service.core.labels import Attach
 from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
@@ -171,13 +172,13 @@ class _Replay:
                 outcome.prompt_tokens += event.prompt_tokens
                 outcome.hit_tokens += event.cached_tokens
                 outcome.saved_s += COST.prefill_seconds(event.cached_tokens)
-                outcome.anchor_hits += event.attach is events.Attach.ANCHOR
+                outcome.anchor_hits += event.attach is Attach.ANCHOR
                 if self._stream[index].kind.is_return:
                     best = self._opportunities[index].tokens
                     outcome.returns += 1
                     outcome.returns_hit += event.cached_tokens >= best - _SLACK_TOKENS
             case events.Evicted():
-                outcome.evictions[event.reason.value] += 1
+                outcome.evictions[event.reason] += 1
             case events.Finished():
                 self._running.remove(event.request_id)
             case events.Failed():

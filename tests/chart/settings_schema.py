@@ -24,12 +24,17 @@ _DECIMAL = r"^[0-9]+(\.[0-9]+)?$"
 
 def build_settings_schema() -> dict[str, Any]:
     """Build the schema: every setting with its type and bounds, and nothing else."""
-    properties = Settings.model_json_schema()["properties"]
+    schema = Settings.model_json_schema(ref_template="{model}")
+    defs = schema.get("$defs", {})
     return {
         "$comment": "Written by `python -m tests.chart.settings_schema`; do not edit.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: _convert(part) for name, part in properties.items()},
+        "properties": {
+            # An enum is defined once for all its fields; what a field says of it counts here.
+            name: _convert({**defs.get(part.get("$ref"), {}), **part})
+            for name, part in schema["properties"].items()
+        },
     }
 
 

@@ -15,13 +15,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from kvreg_service.cli import OPTIONS
-from kvreg_service.core.events import EvictionReason
-from kvreg_service.engine.interface import Attach, ReusePath
+from kvreg_service.core.labels import Attach, EvictionReason, ReusePath
 from kvreg_service.setting_names import flag_name
 from kvreg_service.tenants.key_document import parse_keyring
 
@@ -166,7 +165,7 @@ def test_every_option_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    [*get_args(ReusePath), *get_args(Attach), *(reason.value for reason in EvictionReason)],
+    [*ReusePath, *Attach, *EvictionReason],
 )
 def test_every_word_that_the_server_uses_is_explained(word: str) -> None:
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]

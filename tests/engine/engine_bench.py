@@ -21,6 +21,7 @@ from kvreg_service.chat.prompt.boundary import Boundary
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.identity import Epoch
+from kvreg_service.core.labels import CurrentState, Tail
 from kvreg_service.core.policies import build_policy
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
@@ -254,7 +255,7 @@ def token_prompt(
     ids: Sequence[int], boundary: int | None = None, *, is_continuation: bool = False
 ) -> ChatPrompt:
     """A prompt of bare tokens, for models whose vocabulary has no text."""
-    return ChatPrompt(array("i", ids), Boundary(boundary, None), "user", False, is_continuation)
+    return ChatPrompt(array("i", ids), Boundary(boundary, None), Tail.USER, False, is_continuation)
 
 
 def is_same_state(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
@@ -274,7 +275,7 @@ def _profile(options: EngineOptions) -> EffectiveProfile:
         profile_hash="",
         lanes=options.lanes,
         entries=options.entries,
-        current_state="keep" if options.keep_current else "drop",
+        current_state=CurrentState.KEEP if options.keep_current else CurrentState.DROP,
         exchange=options.exchange,
         eviction=options.eviction,
         max_context_tokens=options.max_context_tokens or 0,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.demo import run_demo
 from kvreg_service.demo.player import Row
 from kvreg_service.demo.profile import KEEP, NO_ENTRY
@@ -30,8 +31,8 @@ def test_a_play_as_promised_has_no_problems() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        replace(_A2, path="full_reset"),
-        replace(_A2, attach="registry"),
+        replace(_A2, path=ReusePath.FULL_RESET),
+        replace(_A2, attach=Attach.REGISTRY),
         replace(_A2, cached_tokens=97),
         replace(_A2, computed_tokens=35),
     ],

@@ -12,7 +12,7 @@ from ranking import Profile, Ranking
 from seen import Seen
 
 from kvreg_service.core import events
-from kvreg_service.core.events import EvictionReason
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.request import Request
 
 
@@ -98,8 +98,8 @@ def _check_reuse(
     assert admitted.cached_tokens == best, (admitted, found)
     assert admitted.prompt_tokens == request.prompt_tokens
     if best == 0:
-        assert admitted.reuse_path.value == "full_reset"
-        assert admitted.attach.value == "none"
+        assert admitted.reuse_path == "full_reset"
+        assert admitted.attach == "none"
         tenant = request.prompt.identity.tenant
         shared = [_common(request, seen) for seen in kept if seen.tenant == tenant]
         assert admitted.diverged_at == max(shared, default=None)
@@ -113,16 +113,16 @@ def _check_reuse(
     # What is on a lane is used where it is, and an anchor only where nothing else is.
     choice = on_lanes or in_entries or kept_there
     attach = "none" if on_lanes else "registry" if in_entries else "anchor"
-    assert admitted.attach.value == attach
+    assert admitted.attach == attach
     if attach == "anchor":
         (origin,) = choice
         assert admitted.sequence_id not in {seen.sequence_id for seen in kept}
-        assert admitted.reuse_path.value == "restore_anchor"
+        assert admitted.reuse_path == "restore_anchor"
         return origin
     (origin,) = (seen for seen in choice if seen.sequence_id == admitted.sequence_id)
     ways = found[origin.sequence_id]
     path = "append_frontier" if can_append else f"{ways[0]}_checkpoint"
-    assert admitted.reuse_path.value == path
+    assert admitted.reuse_path == path
     return origin
 
 

@@ -13,7 +13,7 @@ from itertools import count
 from seen import Seen
 
 from kvreg_service.core import events
-from kvreg_service.core.events import Attach, EvictionReason
+from kvreg_service.core.labels import Attach, EvictionReason
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.step import StepPlan, StepResult
@@ -200,7 +200,7 @@ class Mirror:
                 seen = self._running(event.request_id)
                 assert seen.frontier == event.position
                 seen.checkpoint = event.position
-                seen.checkpoint_kind = event.kind.value
+                seen.checkpoint_kind = event.kind
             case events.AnchorCaptured():
                 self._captured(event)
             case events.PinEnded():

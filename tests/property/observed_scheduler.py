@@ -27,8 +27,8 @@ from kvreg_service.core.errors import (
     SessionBusy,
     SessionNotFound,
 )
-from kvreg_service.core.events import EvictionReason
 from kvreg_service.core.ids import AnchorId, RequestId, SequenceId
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.pages import PageState
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
@@ -286,7 +286,7 @@ class ObservedScheduler:
         assert event.completion_tokens == len(output) <= request.max_tokens
         assert request.prompt_tokens + len(output) <= self.profile.context_tokens
         stopped = output[-1] in STOP_TOKENS
-        assert event.reason.value == ("stop" if stopped else "length")
+        assert event.reason == ("stop" if stopped else "length")
         self._answered(event.request_id, output)
 
     def finish(self) -> None:

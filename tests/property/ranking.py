@@ -13,9 +13,10 @@ from seen import Seen
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import SequenceId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.sequence import Checkpoint, Sequence
 
 _NO_TOKENS = TokenLedger(Identity(b"epoch", "tenant"))
 

@@ -12,11 +12,11 @@ from ranking import Profile
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Head, Request
-from kvreg_service.core.sequence import CheckpointKind
 
 MAX_CONTEXT = 512
 CONTEXT_PAGES = MAX_CONTEXT // 64

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from tests.soak.door import Ask, Left, Refusal, Reply
 from tests.soak.faults import INJECTED
 
+from kvreg_service.core.labels import LaneState
 from kvreg_service.core.quota import Quota
-from kvreg_service.engine.interface import LaneState, RegistrySnapshot, TokenReport
+from kvreg_service.engine.interface import RegistrySnapshot, TokenReport
 
 MAX_LOGPROB_ERROR = 1e-3
 """How far the logarithm of a probability may be from that of a cold run in fp32. Rounding in other
@@ -22,7 +23,7 @@ batches and chunks gives 2e-5; a state of other text changes it by more."""
 TIE = 2e-3
 """Two tokens whose logarithms differ by less may change places."""
 
-BUSY: frozenset[LaneState] = frozenset({"prefill", "decode"})
+BUSY: frozenset[LaneState] = frozenset({LaneState.PREFILL, LaneState.DECODE})
 
 
 @dataclass(frozen=True)

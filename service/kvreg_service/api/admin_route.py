@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from kvreg_service.api.context import ApiContext
 from kvreg_service.api.openapi import body_schema
 from kvreg_service.api.request_body import RequestBody, read_body, unsupported
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.engine.interface import FitReport
 from kvreg_service.settings import MAX_ANCHORS, MAX_ENTRIES, MAX_LANES
 
@@ -19,13 +20,13 @@ class FitRequest(RequestBody):
 
     lanes: int = Field(ge=1, le=MAX_LANES)
     entries: int = Field(ge=0, le=MAX_ENTRIES)
-    current_state: Literal["keep", "drop"] = "keep"
+    current_state: CurrentState = CurrentState.KEEP
     # Left out: as many as this engine has.
     anchors: int | None = Field(default=None, ge=0, le=MAX_ANCHORS)
 
     @model_validator(mode="after")
     def _has_something_to_drop(self) -> FitRequest:
-        if self.current_state == "drop" and self.entries == 0:
+        if self.current_state is CurrentState.DROP and self.entries == 0:
             raise unsupported(
                 "current_state = drop and entries = 0 exclude each other: only entries drop a state"
             )
@@ -73,7 +74,7 @@ def build_admin_router(context: ApiContext) -> APIRouter:
         return context.engine.fit(
             lanes=body.lanes,
             entries=body.entries,
-            keep_current=body.current_state == "keep",
+            keep_current=body.current_state is CurrentState.KEEP,
             anchors=body.anchors,
         )
 

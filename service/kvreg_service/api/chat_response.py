@@ -17,7 +17,8 @@ from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece
 from kvreg_service.api.errors import body_of
 from kvreg_service.api.event_stream import DONE, KEEP_ALIVE, sse_data, sse_event
 from kvreg_service.api.token_logprobs import ChoiceLogprobs, logprobs_of
-from kvreg_service.engine.interface import Attach, ReusePath, TokenReport
+from kvreg_service.core.labels import Attach, FinishReason, ReusePath
+from kvreg_service.engine.interface import TokenReport
 
 
 class PromptTokensDetails(BaseModel):
@@ -138,7 +139,7 @@ def finish_reason_of(answer: ChatAnswer) -> str:
     """The engine's reason, or ``tool_calls`` where the answer ended by itself behind calls."""
     assert answer.finished is not None, "the reason is asked for after the last event only"
     reason = answer.finished.finish_reason
-    return "tool_calls" if answer.calls and reason == "stop" else reason
+    return "tool_calls" if answer.calls and reason is FinishReason.STOP else reason
 
 
 class ChatFormat:

@@ -15,6 +15,7 @@ from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece, TextPiec
 from kvreg_service.api.chat_response import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.api.errors import messages_body_of
 from kvreg_service.api.event_stream import sse_event
+from kvreg_service.core.labels import FinishReason
 
 # Clients send it back unread, and some drop reasoning that has none. Nothing is signed here.
 _SIGNATURE = "kvreg"
@@ -194,7 +195,7 @@ def _stop_of(answer: ChatAnswer) -> dict[str, str | None]:
     finished = answer.finished
     assert finished is not None, "the reason is asked for after the last event only"
     reason, stop_string = "end_turn", None
-    if finished.finish_reason == "length":
+    if finished.finish_reason is FinishReason.LENGTH:
         reason = "max_tokens"
     elif finished.stop_string is not None:
         reason, stop_string = "stop_sequence", finished.stop_string

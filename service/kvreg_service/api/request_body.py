@@ -22,6 +22,7 @@ UNSUPPORTED = "unsupported_value"
 _VALUE_ERRORS = frozenset(
     {
         UNSUPPORTED,
+        "enum",
         "finite_number",
         "greater_than",
         "greater_than_equal",

@@ -6,14 +6,13 @@ Owns its fields. It never holds text of a prompt or of an answer.
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import Any
 
 from kvreg_service.api.chat_answer import ChatAnswer
 from kvreg_service.core.errors import KvregError
+from kvreg_service.core.labels import Outcome
 
 _logger = logging.getLogger(__name__)
-
-Outcome = Literal["finished", "failed", "cancelled"]
 
 
 def log_request(
@@ -27,11 +26,11 @@ def log_request(
     """Write the line. ``answer`` is None when the request ended before its prompt was built."""
     started = answer.started if answer is not None else None
     finished = answer.finished if answer is not None else None
-    outcome: Outcome = "cancelled"
+    outcome = Outcome.CANCELLED
     if finished is not None:
-        outcome = "finished"
+        outcome = Outcome.FINISHED
     elif error is not None:
-        outcome = "failed"
+        outcome = Outcome.FAILED
     fields: dict[str, Any] = {
         "request_id": request_id,
         "outcome": outcome,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvreg_service.core.anchors import aligned
-from kvreg_service.core.events import Attach, ReusePath
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId
+from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.core.lane import Lane
 from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.request import Head, Request

@@ -7,11 +7,12 @@ result. Where a head is worth no place, or its step fails, nothing is kept.
 from __future__ import annotations
 
 from kvreg_service.core.anchors import Anchor
-from kvreg_service.core.events import AnchorCaptured, EvictionReason
+from kvreg_service.core.events import AnchorCaptured
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PAGE_TOKENS
+from kvreg_service.core.labels import CheckpointKind, EvictionReason
 from kvreg_service.core.lane import Run
-from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.sequence import Checkpoint, Sequence
 
 
 class AnchorCapture:

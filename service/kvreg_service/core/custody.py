@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from kvreg_service.core.errors import SessionBusy, SessionNotFound
-from kvreg_service.core.events import Event, EvictionReason
+from kvreg_service.core.events import Event
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import SequenceId
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.shares import Shares

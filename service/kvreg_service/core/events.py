@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import ClassVar
 
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.core.sequence import CheckpointKind
-
-
-class ReusePath(Enum):
-    """Where the computation of a prompt starts, by its log name."""
-
-    FULL_RESET = "full_reset"
-    APPEND_FRONTIER = "append_frontier"
-    RESTORE_TURN_CHECKPOINT = "restore_turn_checkpoint"
-    RESTORE_RESPONSE_CHECKPOINT = "restore_response_checkpoint"
-    RESTORE_ANCHOR = "restore_anchor"
-
-
-class Attach(Enum):
-    """Where the reused sequence came from, if not from the lane itself."""
-
-    NONE = "none"
-    REGISTRY = "registry"
-    ANCHOR = "anchor"
-
-
-class FinishReason(Enum):
-    """Why an answer ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-
-
-class EvictionReason(Enum):
-    """Why a kept sequence was given up."""
-
-    ENTRY_NEEDED = "entry_needed"
-    """Its entry went to a more valuable sequence."""
-    PAGES_NEEDED = "pages_needed"
-    """A running sequence needed its pages."""
-    DISPLACED = "displaced"
-    """Its lane was needed and no entry was to be had for it."""
-    ANCHOR_NEEDED = "anchor_needed"
-    """Its anchor place went to a more valuable head."""
-    EXPIRED = "expired"
-    """Its time to live ended."""
-    QUOTA = "quota"
-    """Its tenant keeps as much as it may, and this is the least valuable of it."""
-    REQUESTED = "requested"
-    """Somebody dropped it by name."""
-    FAILED = "failed"
-    """Moving or running it failed, so its state cannot be trusted."""
+from kvreg_service.core.labels import (
+    Attach,
+    CheckpointKind,
+    EvictionReason,
+    FinishReason,
+    Outcome,
+    ReusePath,
+)
 
 
 @dataclass(frozen=True)
@@ -183,20 +144,23 @@ class Terminal(Event):
     """The last event of a request; each request has exactly one."""
 
     request_id: RequestId
+    outcome: ClassVar[Outcome]
 
 
 @dataclass(frozen=True)
 class Finished(Terminal):
     """The answer is complete."""
 
+    outcome = Outcome.FINISHED
     reason: FinishReason
     completion_tokens: int
 
 
 @dataclass(frozen=True)
 class Cancelled(Terminal):
-    """The client left, or asked to stop."""
+    """The client disconnected or cancelled."""
 
+    outcome = Outcome.CANCELLED
     completion_tokens: int
 
 
@@ -204,4 +168,5 @@ class Cancelled(Terminal):
 class Failed(Terminal):
     """The request could not be served. Others are not affected."""
 
+    outcome = Outcome.FAILED
     error: KvregError

@@ -10,9 +10,10 @@ from collections.abc import Collection
 
 from kvreg_service.core.anchors import Anchor, AnchorTable
 from kvreg_service.core.errors import InvariantBroken
-from kvreg_service.core.events import Event, Evicted, EvictionReason
+from kvreg_service.core.events import Event, Evicted
 from kvreg_service.core.eviction import EvictionOrder
 from kvreg_service.core.ids import EntryId, LaneId, SequenceId, pages_for
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.lane import Lane
 from kvreg_service.core.pages import PagePool
 from kvreg_service.core.policies import EvictionPolicy

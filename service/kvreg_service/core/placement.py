@@ -9,9 +9,10 @@ from typing import TypedDict
 
 from kvreg_service.core.admission import AdmissionPlan, Displacement, Fate
 from kvreg_service.core.anchors import Anchor, aligned
-from kvreg_service.core.events import Admitted, Attached, Detached, EvictionReason, Forked
+from kvreg_service.core.events import Admitted, Attached, Detached, Forked
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, pages_for
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.lane import Lane, Run
 from kvreg_service.core.request import Request
 from kvreg_service.core.reuse import Resume

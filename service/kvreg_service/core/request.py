@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvreg_service.core.ids import RequestId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.sampling_params import SamplingParams
-from kvreg_service.core.sequence import CheckpointKind
 
 
 @dataclass(frozen=True)

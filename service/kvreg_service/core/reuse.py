@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvreg_service.core.events import ReusePath
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId
+from kvreg_service.core.labels import CheckpointKind, ReusePath
 from kvreg_service.core.request import Request
-from kvreg_service.core.sequence import CheckpointKind, Sequence
+from kvreg_service.core.sequence import Sequence
 
 
 @dataclass(frozen=True)

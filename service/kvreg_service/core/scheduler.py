@@ -23,10 +23,8 @@ from kvreg_service.core.events import (
     Cancelled,
     CheckpointCaptured,
     Event,
-    EvictionReason,
     Failed,
     Finished,
-    FinishReason,
     Terminal,
     TokenSampled,
     UpkeepFailed,
@@ -40,6 +38,7 @@ from kvreg_service.core.ids import (
     pages_for,
 )
 from kvreg_service.core.intake import Intake
+from kvreg_service.core.labels import EvictionReason, FinishReason
 from kvreg_service.core.lane import Lane, Run
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import Checkpoint, Sequence

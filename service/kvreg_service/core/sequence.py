@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.ids import PageId, SequenceId, pages_for
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
-
-
-class CheckpointKind(Enum):
-    """Why the next prompt is expected to repeat everything before a checkpoint."""
-
-    TURN = "turn"
-    """It sits behind the opener of an answer."""
-    RESPONSE = "response"
-    """It sits inside an answer that the client let the model continue."""
-    ANCHOR = "anchor"
-    """It ends a head that many conversations begin with."""
 
 
 @dataclass(frozen=True)

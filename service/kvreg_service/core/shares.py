@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from kvreg_service.core.errors import ConfigurationError, InvariantBroken, PinRefused
-from kvreg_service.core.events import EvictionReason, PinEnded
+from kvreg_service.core.events import PinEnded
 from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PageId, pages_for
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.sequence import Sequence

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.errors import InvariantBroken
+from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.demo.story import AnswerTo, Message, Step, Story
 from kvreg_service.engine.interface import (
     EngineProtocol,
@@ -32,8 +33,8 @@ class Row:
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
-    path: str
-    attach: str
+    path: ReusePath
+    attach: Attach
     ttft_s: float
     completion_tokens: int
     text: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.engine.options import EngineOptions
 
@@ -22,7 +23,7 @@ class Profile:
         """A short name that tells the profiles apart; what it leaves out is the default."""
         if self.entries == 0:
             return "R=0"
-        current = "keep" if self.keep_current else "drop"
+        current = CurrentState.KEEP if self.keep_current else CurrentState.DROP
         if self.exchange:
             rest = ""
         else:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvreg_service.core.budget import GIB
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.demo.verdict import Play
 
 _SHA_DIGITS = 12
@@ -62,7 +63,7 @@ def _play_as_dict(play: Play) -> dict[str, object]:
         "profile": {
             "name": profile.name,
             "entries": profile.entries,
-            "current_state": "keep" if profile.keep_current else "drop",
+            "current_state": CurrentState.KEEP if profile.keep_current else CurrentState.DROP,
             "exchange": profile.exchange,
             "eviction": profile.eviction,
         },

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.demo.profile import Profile
-from kvreg_service.engine.interface import Attach, ReusePath
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Expected:
     """Where the computation of a prompt starts. ``of`` is the step whose state it goes on from."""
 
     path: ReusePath
-    attach: Attach = "none"
+    attach: Attach = Attach.NONE
     of: str | None = None
 
 
-COLD = Expected("full_reset")
+COLD = Expected(ReusePath.FULL_RESET)
 
 Rule = Callable[[Profile], Expected]
 """What a profile promises for one step."""
@@ -81,12 +81,12 @@ def is_new(profile: Profile) -> Expected:
 
 def goes_on(step: str) -> Rule:
     """The session's next turn, and its sequence still rests on the lane."""
-    return lambda _: Expected("restore_turn_checkpoint", of=step)
+    return lambda _: Expected(ReusePath.RESTORE_TURN_CHECKPOINT, of=step)
 
 
 def appends(step: str) -> Rule:
     """The prompt repeats the answer as its tail, and the sequence still rests on the lane."""
-    return lambda _: Expected("append_frontier", of=step)
+    return lambda _: Expected(ReusePath.APPEND_FRONTIER, of=step)
 
 
 def returns(step: str, *, entries: int = 1) -> Rule:
@@ -95,7 +95,7 @@ def returns(step: str, *, entries: int = 1) -> Rule:
     def rule(profile: Profile) -> Expected:
         if profile.entries < entries:
             return COLD
-        return Expected("restore_turn_checkpoint", "registry", of=step)
+        return Expected(ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY, of=step)
 
     return rule
 
@@ -107,8 +107,8 @@ def returns_to_append(step: str) -> Rule:
         if profile.entries == 0:
             return COLD
         if profile.keep_current:
-            return Expected("append_frontier", "registry", of=step)
-        return Expected("restore_turn_checkpoint", "registry", of=step)
+            return Expected(ReusePath.APPEND_FRONTIER, Attach.REGISTRY, of=step)
+        return Expected(ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY, of=step)
 
     return rule
 

@@ -27,29 +27,19 @@ from kvreg_service.engine.interface import (
     Timings,
     TokenReport,
 )
-from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
+from kvreg_service.engine.observer import Admission, RequestRecord
 
 _logger = logging.getLogger(__name__)
 
 AnswerEvent = GenerationEvent | KvregError
 
 
-def _outcome(end: events.Terminal) -> Outcome:
-    match end:
-        case events.Finished():
-            return "finished"
-        case events.Cancelled():
-            return "cancelled"
-        case _:
-            return "failed"
-
-
 def _admission(admitted: events.Admitted) -> Admission:
     return Admission(
         lane_id=admitted.lane,
         sequence_id=admitted.sequence_id,
-        reuse_path=admitted.reuse_path.value,
-        attach=admitted.attach.value,
+        reuse_path=admitted.reuse_path,
+        attach=admitted.attach,
         cached_tokens=admitted.cached_tokens,
         gap_s=admitted.gap_s,
         diverged_at=admitted.diverged_at,
@@ -141,8 +131,8 @@ class Answer:
                     prompt_tokens=admitted.prompt_tokens,
                     cached_tokens=admitted.cached_tokens,
                     computed_tokens=admitted.prompt_tokens - admitted.cached_tokens,
-                    reuse_path=admitted.reuse_path.value,
-                    attach=admitted.attach.value,
+                    reuse_path=admitted.reuse_path,
+                    attach=admitted.attach,
                     queue_s=admitted.queue_s,
                     diverged_at=admitted.diverged_at,
                     regret_tokens=admitted.regret_tokens,
@@ -165,7 +155,7 @@ class Answer:
         self.send_text()
         self._send(
             Finished(
-                event.reason.value,
+                event.reason,
                 event.completion_tokens,
                 self._timings(),
                 stop_string=self._text.stopped_by,
@@ -195,9 +185,9 @@ class Answer:
             request_id=request.request_id,
             tenant=asked.tenant,
             session=asked.prompt.session,
-            outcome=_outcome(end),
+            outcome=end.outcome,
             error_code=end.error.code if isinstance(end, events.Failed) else None,
-            finish_reason=end.reason.value if isinstance(end, events.Finished) else None,
+            finish_reason=end.reason if isinstance(end, events.Finished) else None,
             tail=asked.prompt.tail,
             prompt=request.prompt,
             output_ids=tuple(self.output_ids),
@@ -214,7 +204,7 @@ class Answer:
             prepared_at_s=admitted_s + self._attach_s if admitted_s is not None else None,
             first_token_at_s=self._first_token_s,
             ended_at_s=time.monotonic(),
-            boundary_kind="response" if asked.prompt.is_continuation else "turn",
+            boundary_kind=request.boundary_kind,
             turn_boundary=asked.prompt.boundary.turn,
             round_boundary=asked.prompt.boundary.round,
             marked_heads=tuple(head.num_tokens for head in request.heads if head.is_marked),

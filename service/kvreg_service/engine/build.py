@@ -15,6 +15,7 @@ from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.budget import KVDtype, MemoryPlan
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.identity import Epoch
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.core.policies import build_policy
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.value import CostModel
@@ -116,7 +117,7 @@ def build_engine(
         profile_hash=options.profile_hash,
         lanes=options.lanes,
         entries=options.entries,
-        current_state="keep" if options.keep_current else "drop",
+        current_state=CurrentState.KEEP if options.keep_current else CurrentState.DROP,
         exchange=options.exchange,
         eviction=options.eviction,
         max_context_tokens=max_context_tokens,

@@ -30,12 +30,12 @@ from kvreg_service.core.errors import (
 )
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId, SequenceId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler
-from kvreg_service.core.sequence import CheckpointKind
 from kvreg_service.core.step import StepResult
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.answer import Answer, AnswerEvent

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.labels import (
+    Attach,
+    CurrentState,
+    EntryState,
+    EvictionReason,
+    FinishReason,
+    LaneState,
+    ReusePath,
+)
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from kvreg_service.chat.prompt.builder import ChatPrompt
-
-ReusePath = Literal[
-    "full_reset",
-    "append_frontier",
-    "restore_turn_checkpoint",
-    "restore_response_checkpoint",
-    "restore_anchor",
-]
-Attach = Literal["none", "registry", "anchor"]
-FinishReason = Literal["stop", "length"]
-LaneState = Literal["empty", "retained", "prefill", "decode"]
-EntryState = Literal["empty", "kept"]
-CurrentState = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True)
@@ -229,7 +225,7 @@ class Totals:
     cached_tokens: int = 0
     computed_tokens: int = 0
     completion_tokens: int = 0
-    evictions_by_reason: dict[str, int] = field(default_factory=dict)
+    evictions_by_reason: dict[EvictionReason, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Protocol
 
 from kvreg_service.core.events import Event
+from kvreg_service.core.labels import Attach, CheckpointKind, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
-
-if TYPE_CHECKING:
-    from kvreg_service.chat.prompt.builder import Tail
 
 _logger = logging.getLogger(__name__)
-
-Outcome = Literal["finished", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class RequestRecord:
     prepared_at_s: float | None
     first_token_at_s: float | None
     ended_at_s: float
-    boundary_kind: Literal["turn", "response"] = "turn"
+    boundary_kind: CheckpointKind = CheckpointKind.TURN
     turn_boundary: int | None = None
     round_boundary: int | None = None
     marked_heads: tuple[int, ...] = ()

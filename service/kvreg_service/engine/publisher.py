@@ -127,10 +127,10 @@ class Publisher:
                     self._end(event)
                 case events.Evicted():
                     for tally in self._tallies_of(event.tenant):
-                        tally.evictions[event.reason.value] += 1
+                        tally.evictions[event.reason] += 1
                     logger.info(
                         "evicted sequence %d (%d tokens, %d bytes): %s",
-                        event.sequence_id, event.tokens, event.held_bytes, event.reason.value,
+                        event.sequence_id, event.tokens, event.held_bytes, event.reason,
                     )  # fmt: skip
                 case events.UpkeepFailed():
                     logger.error(

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvreg_service.core import events
-from kvreg_service.core.events import ReusePath
+from kvreg_service.core.labels import EvictionReason, Outcome, ReusePath
 from kvreg_service.engine.interface import Totals
 
 
@@ -14,10 +14,10 @@ from kvreg_service.engine.interface import Totals
 class Tally:
     """The running numbers of one tenant, or of all together."""
 
-    ends: Counter[type[events.Terminal]] = field(default_factory=Counter)
+    ends: Counter[Outcome] = field(default_factory=Counter)
     paths: Counter[ReusePath] = field(default_factory=Counter)
     never_started: int = 0
-    evictions: Counter[str] = field(default_factory=Counter)
+    evictions: Counter[EvictionReason] = field(default_factory=Counter)
     cached_tokens: int = 0
     computed_tokens: int = 0
     completion_tokens: int = 0
@@ -26,7 +26,7 @@ class Tally:
         self, end: events.Terminal, admitted: events.Admitted | None, completion_tokens: int
     ) -> None:
         """Count a request that has ended. ``admitted`` is None when it never had a lane."""
-        self.ends[type(end)] += 1
+        self.ends[end.outcome] += 1
         self.completion_tokens += completion_tokens
         if admitted is None:
             self.never_started += 1
@@ -38,11 +38,11 @@ class Tally:
     def totals(self) -> Totals:
         """Return the numbers as they are now."""
         return Totals(
-            requests_by_path={path.value: self.paths[path] for path in ReusePath},
+            requests_by_path={path: self.paths[path] for path in ReusePath},
             never_started=self.never_started,
-            finished=self.ends[events.Finished],
-            failed=self.ends[events.Failed],
-            cancelled=self.ends[events.Cancelled],
+            finished=self.ends[Outcome.FINISHED],
+            failed=self.ends[Outcome.FAILED],
+            cancelled=self.ends[Outcome.CANCELLED],
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_tokens,
             completion_tokens=self.completion_tokens,

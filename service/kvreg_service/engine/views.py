@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvreg_service.core.ids import AnchorId, EntryId
+from kvreg_service.core.labels import EntryState, LaneState
 from kvreg_service.core.lane import Lane
 from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.scheduler import Scheduler
@@ -18,7 +19,6 @@ from kvreg_service.engine.interface import (
     AnchorView,
     EffectiveProfile,
     EntryView,
-    LaneState,
     LaneView,
     PoolView,
     RegistrySnapshot,
@@ -69,10 +69,10 @@ class SnapshotBuilder:
     def _lane_view(self, lane: Lane, now_s: float, tenant: str | None) -> LaneView:
         sequence = lane.sequence
         if sequence is None:
-            return LaneView(lane.lane_id, "empty")
-        state: LaneState = "retained"
+            return LaneView(lane.lane_id, LaneState.EMPTY)
+        state = LaneState.RETAINED
         if lane.run is not None:
-            state = "decode" if lane.run.num_output_tokens else "prefill"
+            state = LaneState.DECODE if lane.run.num_output_tokens else LaneState.PREFILL
         return LaneView(
             lane_id=lane.lane_id,
             state=state,
@@ -97,7 +97,7 @@ class SnapshotBuilder:
             if not _is_of(sequence, tenant):
                 continue
             if sequence is None:
-                views.append(EntryView(index, "empty"))
+                views.append(EntryView(index, EntryState.EMPTY))
             else:
                 views.append(self._entry_view(index, sequence, now_s, tenant))
         return tuple(views)
@@ -107,7 +107,7 @@ class SnapshotBuilder:
     ) -> EntryView:
         return EntryView(
             entry_id=index,
-            state="kept",
+            state=EntryState.KEPT,
             sequence_id=self.ids.shown(sequence.sequence_id, tenant),
             tokens=sequence.reusable_tokens,
             checkpoint_position=_checkpoint_of(sequence),
@@ -132,12 +132,12 @@ class SnapshotBuilder:
             if not _is_of(sequence, tenant):
                 continue
             if anchor is None or sequence is None:
-                views.append(AnchorView(index, "empty"))
+                views.append(AnchorView(index, EntryState.EMPTY))
                 continue
             views.append(
                 AnchorView(
                     anchor_id=index,
-                    state="kept",
+                    state=EntryState.KEPT,
                     sequence_id=self.ids.shown(sequence.sequence_id, tenant),
                     tokens=sequence.reusable_tokens,
                     pages=len(sequence.pages),

@@ -6,6 +6,7 @@ import pytest
 
 from kvreg_service.chat.messages import normalize_messages
 from kvreg_service.core.errors import InvalidRequest
+from kvreg_service.core.labels import Tail
 
 
 def _one(**message: object) -> dict[str, object]:
@@ -22,8 +23,8 @@ def _one(**message: object) -> dict[str, object]:
         ([{"type": "input_text", "text": "a"}, "b"], "ab"),
     ],
 )
-@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
-def test_content_becomes_text(role: str, content: object, text: str) -> None:
+@pytest.mark.parametrize("role", Tail)
+def test_content_becomes_text(role: Tail, content: object, text: str) -> None:
     assert _one(role=role, content=content) == {"role": role, "content": text}
 
 

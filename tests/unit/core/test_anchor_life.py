@@ -18,11 +18,11 @@ from kvreg_service.core.events import (
     AnchorCaptured,
     Cancelled,
     Evicted,
-    EvictionReason,
     Failed,
     Finished,
     ReuseFailed,
 )
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.request import Head
 
 # Never changed.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Admitted, Attach, Attached, Detached, Evicted, EvictionReason
+from kvreg_service.core.events import Admitted, Attached, Detached, Evicted
+from kvreg_service.core.labels import Attach, EvictionReason
 
 SHORT, LONG = 70, 400
 

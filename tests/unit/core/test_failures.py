@@ -6,13 +6,8 @@ import pytest
 
 from kvreg_service.core.admission import AdmissionPlanner
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.events import (
-    EvictionReason,
-    Failed,
-    Finished,
-    ReuseFailed,
-    TokenSampled,
-)
+from kvreg_service.core.events import Failed, Finished, ReuseFailed, TokenSampled
+from kvreg_service.core.labels import EvictionReason
 
 SESSION = list(range(200))
 

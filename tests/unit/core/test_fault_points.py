@@ -19,12 +19,10 @@ from tests.unit.core.faults import Faults, InjectedFault, Moment, Point
 from kvreg_service.core.events import (
     Admitted,
     AnchorCaptured,
-    Attach,
     Attached,
     Cancelled,
     Detached,
     Evicted,
-    EvictionReason,
     Failed,
     Finished,
     Forked,
@@ -32,6 +30,7 @@ from kvreg_service.core.events import (
     TokenSampled,
 )
 from kvreg_service.core.ids import RequestId
+from kvreg_service.core.labels import Attach, EvictionReason
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Head
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Failed, Finished
+from kvreg_service.core.events import Admitted, Evicted, Failed, Finished
+from kvreg_service.core.labels import EvictionReason
 
 
 def _text(number: int, length: int) -> list[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import PinRefused, SessionBusy, SessionNotFound
-from kvreg_service.core.events import Evicted, EvictionReason, Finished, PinEnded
+from kvreg_service.core.events import Evicted, Finished, PinEnded
 from kvreg_service.core.identity import Identity
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.quota import Quota
 
 SHORT, LONG = 70, 400

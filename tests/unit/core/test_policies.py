@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Evicted, EvictionReason
+from kvreg_service.core.events import Evicted
 from kvreg_service.core.eviction import EvictionOrder
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import SequenceId, pages_for
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, LFUPolicy, SLRUPolicy, build_policy
 from kvreg_service.core.sequence import Sequence

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.events import Admitted, Evicted, EvictionReason, Finished, Forked
+from kvreg_service.core.events import Admitted, Evicted, Finished, Forked
 from kvreg_service.core.identity import Identity
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Head
 

@@ -7,9 +7,10 @@ import pytest
 from kvreg_service.core.errors import InvariantBroken, NotFound
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import EntryId, LaneId, SequenceId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.registry import Registry
-from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import SlotCopy, SlotSwap
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Attach, ReusePath
 from kvreg_service.core.identity import Identity
-from kvreg_service.core.sequence import CheckpointKind
+from kvreg_service.core.labels import Attach, CheckpointKind, ReusePath
 
 TEXT = list(range(100, 400))
 OTHER = [7, 8, 9]

@@ -7,8 +7,9 @@ import pytest
 from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import SequenceId
+from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.sequence import Checkpoint, CheckpointKind, Sequence
+from kvreg_service.core.sequence import Checkpoint, Sequence
 
 
 def _sequence(frontier, checkpoint=None, *, has_current=True, tokens=200, num_pages=4):

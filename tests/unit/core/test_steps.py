@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.events import CheckpointCaptured, Finished, FinishReason, TokenSampled
+from kvreg_service.core.events import CheckpointCaptured, Finished, TokenSampled
+from kvreg_service.core.labels import FinishReason
 
 
 def _chunks(outcome, request_id=None) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Attach, ReusePath
+from kvreg_service.core.labels import Attach, ReusePath
 
 # The boundary of the session's first turn, and the think block that follows it.
 STABLE = 961

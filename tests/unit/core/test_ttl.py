@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.events import Cancelled, Evicted, EvictionReason
+from kvreg_service.core.events import Cancelled, Evicted
+from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.request import Head
 
 TURN = [*range(150), 7]

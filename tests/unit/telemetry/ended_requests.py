@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvreg_service.core.identity import Identity
+from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine.observer import Admission, RequestRecord
 
@@ -14,10 +15,10 @@ FINISHED = RequestRecord(
     request_id="chatcmpl-1",
     tenant=SECRET,
     session=b"session",
-    outcome="finished",
+    outcome=Outcome.FINISHED,
     error_code=None,
-    finish_reason="stop",
-    tail="assistant",
+    finish_reason=FinishReason.STOP,
+    tail=Tail.ASSISTANT,
     prompt=TokenLedger(Identity(b"epoch", SECRET), range(100)),
     output_ids=(1, 2, 3),
     max_tokens=16,
@@ -30,8 +31,8 @@ FINISHED = RequestRecord(
     admission=Admission(
         lane_id=1,
         sequence_id=7,
-        reuse_path="append_frontier",
-        attach="registry",
+        reuse_path=ReusePath.APPEND_FRONTIER,
+        attach=Attach.REGISTRY,
         cached_tokens=90,
         gap_s=8.0,
         diverged_at=None,
@@ -46,7 +47,7 @@ FINISHED = RequestRecord(
 
 FAILED = replace(
     FINISHED,
-    outcome="failed",
+    outcome=Outcome.FAILED,
     error_code="request_failed",
     finish_reason=None,
     output_ids=(),
@@ -61,4 +62,4 @@ TIMED_OUT = replace(
     prepared_at_s=None,
 )
 
-CANCELLED = replace(FINISHED, outcome="cancelled", finish_reason=None)
+CANCELLED = replace(FINISHED, outcome=Outcome.CANCELLED, finish_reason=None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.echo_index import EchoIndex
@@ -27,11 +26,10 @@ from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.chat.tool_calls.parser import parse_answer
 from kvreg_service.core.errors import ContextTooLong, InvalidRequest
 from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.labels import Tail
 from kvreg_service.core.request import Head
 
 _Render = Callable[[Sequence[Message], bool], str]
-
-Tail = Literal["user", "assistant", "tool", "system"]
 
 # Marks the end of the message to continue; the last occurrence is always ours. The space at its
 # end tells whether the template trims messages.
@@ -129,7 +127,7 @@ class PromptBuilder:
         return ChatPrompt(
             token_ids=encoded.token_ids,
             boundary=boundary,
-            tail=cast(Tail, messages[-1]["role"]),
+            tail=Tail(str(messages[-1]["role"])),
             starts_in_reasoning=self._is_reasoning_open(text, is_continued),
             is_continuation=is_continued,
             history=None if is_continued else rendered.history,

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvreg_service.core.labels import EntryState, LaneState
 from kvreg_service.engine.interface import (
     EffectiveProfile,
     EngineProtocol,
-    EntryState,
-    LaneState,
     PoolView,
     RegistrySnapshot,
 )
@@ -53,7 +51,7 @@ class EngineGauges(Collector):
 
 
 def _places(now: RegistrySnapshot) -> Iterator[Metric]:
-    kept = get_args(EntryState)
+    kept = EntryState
     entries: Counter[str] = Counter(entry.state for entry in now.entries)
     anchors: Counter[str] = Counter(anchor.state for anchor in now.anchors)
     lanes: Counter[str] = Counter(lane.state for lane in now.lanes)
@@ -61,7 +59,7 @@ def _places(now: RegistrySnapshot) -> Iterator[Metric]:
     yield _gauge("registry_entries_limit", "Registry entries there are (R).", len(now.entries))
     yield _states("anchors", "Anchor places.", anchors, kept)
     yield _gauge("anchors_limit", "Anchor places there are.", len(now.anchors))
-    yield _states("lanes", "Lanes.", lanes, get_args(LaneState))
+    yield _states("lanes", "Lanes.", lanes, LaneState)
     yield _gauge("lanes_limit", "Lanes there are (C).", len(now.lanes))
 
 

@@ -16,14 +16,13 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from kvreg_service.core import errors, events
-from kvreg_service.core.events import Event, EvictionReason, ReusePath
+from kvreg_service.core.events import Event
+from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
 from kvreg_service.engine.interface import EngineProtocol
-from kvreg_service.engine.observer import Admission, Outcome, RequestRecord
+from kvreg_service.engine.observer import Admission, RequestRecord
 from kvreg_service.telemetry.metrics.engine_gauges import EngineGauges
 from kvreg_service.telemetry.request_log.request_log import LogLoss
 from kvreg_service.telemetry.tracing.request_spans import SpanResult
-
-TAILS = ("user", "assistant", "tool", "system")
 
 FAILURES = (
     errors.QueueTimeout,
@@ -38,14 +37,14 @@ FAILURES = (
 _NEVER_STARTED = ("none", "none")
 _WAYS = (
     _NEVER_STARTED,
-    ("full_reset", "none"),
-    ("append_frontier", "none"),
-    ("append_frontier", "registry"),
-    ("restore_turn_checkpoint", "none"),
-    ("restore_turn_checkpoint", "registry"),
-    ("restore_response_checkpoint", "none"),
-    ("restore_response_checkpoint", "registry"),
-    ("restore_anchor", "anchor"),
+    (ReusePath.FULL_RESET, Attach.NONE),
+    (ReusePath.APPEND_FRONTIER, Attach.NONE),
+    (ReusePath.APPEND_FRONTIER, Attach.REGISTRY),
+    (ReusePath.RESTORE_TURN_CHECKPOINT, Attach.NONE),
+    (ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY),
+    (ReusePath.RESTORE_RESPONSE_CHECKPOINT, Attach.NONE),
+    (ReusePath.RESTORE_RESPONSE_CHECKPOINT, Attach.REGISTRY),
+    (ReusePath.RESTORE_ANCHOR, Attach.ANCHOR),
 )
 _KINDS = {
     ReusePath.APPEND_FRONTIER: "frontier",
@@ -109,8 +108,8 @@ class Metrics:
             case events.Forked():
                 self._forks.inc()
             case events.Evicted():
-                self._evictions[event.reason.value].inc()
-                self._evicted_bytes[event.reason.value].inc(event.held_bytes)
+                self._evictions[event.reason].inc()
+                self._evicted_bytes[event.reason].inc(event.held_bytes)
                 if event.reason is EvictionReason.DISPLACED:
                     self._detaches["dropped"].inc()
             case events.AnchorCaptured():
@@ -150,9 +149,9 @@ class Metrics:
     def _count_admission(self, record: RequestRecord, admission: Admission) -> None:
         cached, attach = admission.cached_tokens, admission.attach
         self._prompt_tokens["computed"].inc(record.prompt_tokens - cached)
-        self._prompt_tokens["lane" if attach == "none" else attach].inc(cached)
+        self._prompt_tokens["lane" if attach is Attach.NONE else attach].inc(cached)
         self._regret_tokens.inc(admission.regret_tokens)
-        if attach == "anchor":
+        if attach is Attach.ANCHOR:
             # An anchor stays where it is, so there is no event of its leaving.
             self._attaches["anchor", "anchor"].inc()
         if admission.gap_s is not None:
@@ -228,12 +227,11 @@ class Metrics:
         self._forks = self._counter("forks_total", "Copies kept of sequences that went on.")
         self._anchors_captured = self._counter("anchors_captured_total", "Heads kept as anchors.")
         self._pins_ended = self._counter("pins_ended_total", "Pins that ended before their time.")
-        reasons = [reason.value for reason in EvictionReason]
         self._evictions = self._counters(
-            "evictions_total", "Kept sequences that were given up.", "reason", reasons
+            "evictions_total", "Kept sequences that were given up.", "reason", EvictionReason
         )
         self._evicted_bytes = self._counters(
-            "evicted_bytes_total", "Bytes of states and pages given up.", "reason", reasons
+            "evicted_bytes_total", "Bytes of states and pages given up.", "reason", EvictionReason
         )
 
     def _bind_times(self) -> None:
@@ -246,7 +244,7 @@ class Metrics:
             _TTFT_S,
             "reuse_path",
         )
-        self._ttft_s = {path.value: ttft.labels(path.value) for path in ReusePath}
+        self._ttft_s = {path: ttft.labels(path) for path in ReusePath}
         self._inter_token_s = self._histogram(
             "inter_token_seconds", "Between two tokens of one answer.", _TOKEN_S
         )
@@ -262,7 +260,7 @@ class Metrics:
         whole = self._histogram(
             "request_seconds", "From the arrival of a request to its end.", _REQUEST_S, "outcome"
         )
-        self._request_s = {outcome: whole.labels(outcome) for outcome in get_args(Outcome)}
+        self._request_s = {outcome: whole.labels(outcome) for outcome in Outcome}
 
     def _bind_telemetry(self) -> None:
         self._log_lines = self._counter(
@@ -298,9 +296,9 @@ class Metrics:
 
 def _requests_that_occur() -> Iterator[tuple[str, str, str, str]]:
     for way in _WAYS:
-        for tail in TAILS:
-            for outcome in get_args(Outcome):
-                if way != _NEVER_STARTED or outcome != "finished":
+        for tail in Tail:
+            for outcome in Outcome:
+                if way != _NEVER_STARTED or outcome is not Outcome.FINISHED:
                     yield *way, tail, outcome
 
 

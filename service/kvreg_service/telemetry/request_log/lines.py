@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from kvreg_service.core import events
 from kvreg_service.core.ids import PAGE_TOKENS
+from kvreg_service.core.labels import CurrentState
 from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.prefixes import Examined, News
@@ -37,7 +38,7 @@ class EngineFacts:
     lanes: int
     entries: int
     anchors: int
-    current_state: Literal["keep", "drop"]
+    current_state: CurrentState
     exchange: bool
     eviction: str
     prefix_reuse: bool
@@ -155,7 +156,7 @@ class LineFormat:
                     "sequence": sequence,
                     "lane": lane,
                     "entry": entry,
-                    "reuse_path": path.value,
+                    "reuse_path": path,
                     "bytes": self._entry_bytes.pop(sequence, None),
                 }
             case events.Forked(sequence, origin, entry, held_bytes):
@@ -171,7 +172,7 @@ class LineFormat:
                 self._entry_bytes.pop(sequence, None)
                 return {
                     "event": "evict",
-                    "reason": reason.value,
+                    "reason": reason,
                     "tenant": self._hashes.tenant(tenant),
                     "sequence": sequence,
                     "lane": lane,

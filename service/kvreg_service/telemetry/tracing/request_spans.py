@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kvreg_service.core.labels import Outcome
 from kvreg_service.engine.observer import Admission, RequestRecord
 
 # The last release of the conventions that held those for generative AI itself. Since then they have
@@ -62,7 +63,7 @@ def draft_trace(record: RequestRecord, model: str) -> TraceDraft:
             attributes=dict(_attributes(record, model)),
         ),
         parts=parts,
-        error_code=record.error_code if record.outcome == "failed" else None,
+        error_code=record.error_code if record.outcome is Outcome.FAILED else None,
         trace_parent=record.trace_parent,
     )
 

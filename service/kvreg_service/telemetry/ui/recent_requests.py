@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvreg_service.core.events import Event
-from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
-from kvreg_service.engine.observer import Outcome, RequestRecord
+from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
+from kvreg_service.engine.observer import RequestRecord
 
 MAX_SHOWN = 50
 # A tenant sees its own also while others are busy; a few hundred kilobytes.
@@ -33,7 +33,7 @@ class RecentRequest:
     outcome: Outcome
     error_code: str | None
     finish_reason: FinishReason | None
-    tail: str
+    tail: Tail
     prompt_tokens: int
     cached_tokens: int | None
     computed_tokens: int | None
@@ -139,7 +139,7 @@ def _ended(record: RequestRecord) -> _Ended:
 
 
 def _counted(counts: ReturnCounts, ended: RecentRequest) -> ReturnCounts:
-    is_answered, is_registry = ended.tail == "assistant", ended.attach == "registry"
+    is_answered, is_registry = ended.tail is Tail.ASSISTANT, ended.attach is Attach.REGISTRY
     return ReturnCounts(
         requests=counts.requests + 1,
         assistant_tail=counts.assistant_tail + is_answered,

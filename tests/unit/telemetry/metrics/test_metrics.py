@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.telemetry.ended_requests import FINISHED
 
-from kvreg_service.chat.prompt.builder import Tail
 from kvreg_service.core import errors, events
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.events import EvictionReason, ReusePath
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
+from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
 from kvreg_service.engine import interface
-from kvreg_service.engine.observer import Outcome, RequestRecord
-from kvreg_service.telemetry.metrics.metrics import FAILURES, TAILS, Metrics
+from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.telemetry.metrics.metrics import FAILURES, Metrics
 from kvreg_service.testing import FakeEngine
 
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -66,7 +64,7 @@ def one_more(moves: Values, name: str) -> set[Series]:
 
 QUEUED = replace(
     FINISHED,
-    outcome="cancelled",
+    outcome=Outcome.CANCELLED,
     finish_reason=None,
     output_ids=(),
     admission=None,
@@ -76,12 +74,15 @@ QUEUED = replace(
 )
 
 
-def admitted(path: interface.ReusePath, attach: interface.Attach, cached: int) -> RequestRecord:
+def admitted(path: ReusePath, attach: Attach, cached: int) -> RequestRecord:
     gap_s = 8.0 if cached else None
     admission = replace(
         FINISHED.admission, reuse_path=path, attach=attach, cached_tokens=cached, gap_s=gap_s
     )
     return replace(FINISHED, admission=admission)
+
+
+COLD = admitted(ReusePath.FULL_RESET, Attach.NONE, 0)
 
 
 # There from the start.
@@ -96,14 +97,14 @@ def running_errors(base: type[KvregError] = KvregError) -> Iterator[type[KvregEr
 
 KEPT_PATHS = ("append_frontier", "restore_turn_checkpoint", "restore_response_checkpoint")
 REQUESTS_THAT_OCCUR = {
-    *product(["none"], ["none"], get_args(Tail), ["failed", "cancelled"]),
-    *product(["full_reset"], ["none"], get_args(Tail), get_args(Outcome)),
-    *product(KEPT_PATHS, ["none", "registry"], get_args(Tail), get_args(Outcome)),
-    *product(["restore_anchor"], ["anchor"], get_args(Tail), get_args(Outcome)),
+    *product(["none"], ["none"], Tail, ["failed", "cancelled"]),
+    *product(["full_reset"], ["none"], Tail, Outcome),
+    *product(KEPT_PATHS, ["none", "registry"], Tail, Outcome),
+    *product(["restore_anchor"], ["anchor"], Tail, Outcome),
 }
-REASONS = {(reason.value,) for reason in EvictionReason}
+REASONS = {(reason,) for reason in EvictionReason}
 CODES = {(kind.code,) for kind in running_errors()}
-PATHS = {(path,) for path in get_args(interface.ReusePath)}
+PATHS = {(path,) for path in ReusePath}
 CHILDREN: dict[str, tuple[tuple[str, ...], set[tuple[str, ...]]]] = {
     "requests_total": (("reuse_path", "attach", "tail", "outcome"), REQUESTS_THAT_OCCUR),
     "failed_requests_total": (("code",), CODES),
@@ -143,7 +144,7 @@ CHILDREN: dict[str, tuple[tuple[str, ...], set[tuple[str, ...]]]] = {
     "attach_seconds_count": ((), {()}),
     "detach_seconds_count": ((), {()}),
     "reuse_gap_seconds_count": ((), {()}),
-    "request_seconds_count": (("outcome",), {(outcome,) for outcome in get_args(Outcome)}),
+    "request_seconds_count": (("outcome",), {(outcome,) for outcome in Outcome}),
 }
 
 
@@ -168,17 +169,13 @@ def test_another_engine_of_the_process_starts_at_zero(metrics: Metrics) -> None:
     assert set(values_of(Metrics(CollectorRegistry())).values()) == {0.0}
 
 
-def test_tails_are_those_of_prompts() -> None:
-    assert set(TAILS) == set(get_args(Tail))
-
-
 # Requests.
 
 
 def test_every_request_that_can_occur_moves_its_own_child(metrics: Metrics) -> None:
     for path, attach, tail, outcome in sorted(REQUESTS_THAT_OCCUR):
-        record = QUEUED if path == "none" else admitted(path, attach, 0)  # type: ignore[arg-type]
-        record = replace(record, tail=tail, outcome=outcome)  # type: ignore[arg-type]
+        record = QUEUED if path == "none" else admitted(ReusePath(path), Attach(attach), 0)
+        record = replace(record, tail=Tail(tail), outcome=Outcome(outcome))
         moves = moved(metrics, lambda record=record: metrics.request_ended(record))
         labels = {"reuse_path": path, "attach": attach, "tail": tail, "outcome": outcome}
         assert one_more(moves, "requests_total") == {series("requests_total", **labels)}
@@ -228,14 +225,14 @@ def test_request_that_left_the_queue_moves_its_outcome_and_its_whole_time_only(
 @pytest.mark.parametrize(
     ("path", "attach", "cached", "source"),
     [
-        ("full_reset", "none", 0, None),
-        ("append_frontier", "none", 60, "lane"),
-        ("restore_turn_checkpoint", "registry", 60, "registry"),
-        ("restore_anchor", "anchor", 64, "anchor"),
+        (ReusePath.FULL_RESET, Attach.NONE, 0, None),
+        (ReusePath.APPEND_FRONTIER, Attach.NONE, 60, "lane"),
+        (ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY, 60, "registry"),
+        (ReusePath.RESTORE_ANCHOR, Attach.ANCHOR, 64, "anchor"),
     ],
 )
 def test_prompt_is_partitioned_by_where_it_came_from(
-    metrics: Metrics, path: Any, attach: Any, cached: int, source: str | None
+    metrics: Metrics, path: ReusePath, attach: Attach, cached: int, source: str | None
 ) -> None:
     moves = moved(metrics, lambda: metrics.request_ended(admitted(path, attach, cached)))
     tokens = {key: value for key, value in moves.items() if key[0] == "prompt_tokens_total"}
@@ -246,12 +243,14 @@ def test_prompt_is_partitioned_by_where_it_came_from(
 
 
 def test_prompt_that_reused_nothing_had_no_gap(metrics: Metrics) -> None:
-    moves = moved(metrics, lambda: metrics.request_ended(admitted("full_reset", "none", 0)))
+    moves = moved(
+        metrics, lambda: metrics.request_ended(admitted(ReusePath.FULL_RESET, Attach.NONE, 0))
+    )
     assert not one_more(moves, "reuse_gap_seconds_count")
 
 
 def test_request_that_ended_before_its_first_token_has_no_ttft(metrics: Metrics) -> None:
-    record = replace(FINISHED, outcome="cancelled", output_ids=(), first_token_at_s=None)
+    record = replace(FINISHED, outcome=Outcome.CANCELLED, output_ids=(), first_token_at_s=None)
     moves = moved(metrics, lambda: metrics.request_ended(record))
     assert not one_more(moves, "ttft_seconds_count")
 
@@ -263,7 +262,10 @@ def test_regret_is_counted(metrics: Metrics) -> None:
 
 
 def test_beginning_at_an_anchor_is_an_attach(metrics: Metrics) -> None:
-    moves = moved(metrics, lambda: metrics.request_ended(admitted("restore_anchor", "anchor", 64)))
+    moves = moved(
+        metrics,
+        lambda: metrics.request_ended(admitted(ReusePath.RESTORE_ANCHOR, Attach.ANCHOR, 64)),
+    )
     assert one_more(moves, "attaches_total") == {
         series("attaches_total", from_="anchor", kind="anchor")
     }
@@ -271,7 +273,7 @@ def test_beginning_at_an_anchor_is_an_attach(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("kind", list(running_errors()), ids=lambda kind: kind.code)
 def test_failure_is_counted_under_its_code(metrics: Metrics, kind: type[KvregError]) -> None:
-    record = replace(QUEUED, outcome="failed", error_code=kind.code)
+    record = replace(QUEUED, outcome=Outcome.FAILED, error_code=kind.code)
     moves = moved(metrics, lambda: metrics.request_ended(record))
     assert one_more(moves, "failed_requests_total") == {
         series("failed_requests_total", code=kind.code)
@@ -311,7 +313,9 @@ def test_attach_is_counted_by_what_was_attached(
 
 def test_detach_is_counted_once_the_next_request_has_ended(metrics: Metrics) -> None:
     metrics.registry_changed(DETACHED)
-    moves = moved(metrics, lambda: metrics.request_ended(admitted("full_reset", "none", 0)))
+    moves = moved(
+        metrics, lambda: metrics.request_ended(admitted(ReusePath.FULL_RESET, Attach.NONE, 0))
+    )
     assert one_more(moves, "detaches_total") == {series("detaches_total", result="entry")}
 
 
@@ -345,12 +349,12 @@ def evicted(reason: EvictionReason) -> events.Event:
     return events.Evicted(SEQUENCE, ENTRY, None, None, reason, "tenant", 65, held_bytes=1000)
 
 
-@pytest.mark.parametrize("reason", EvictionReason, ids=lambda reason: reason.value)
+@pytest.mark.parametrize("reason", EvictionReason, ids=str)
 def test_eviction_is_counted_with_its_bytes(metrics: Metrics, reason: EvictionReason) -> None:
     moves = moved(metrics, lambda: metrics.registry_changed(evicted(reason)))
     expected = {
-        series("evictions_total", reason=reason.value): 1,
-        series("evicted_bytes_total", reason=reason.value): 1000,
+        series("evictions_total", reason=reason): 1,
+        series("evicted_bytes_total", reason=reason): 1000,
     }
     if reason is EvictionReason.DISPLACED:
         expected[series("detaches_total", result="dropped")] = 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvreg_service.core.identity import Identity
+from kvreg_service.core.labels import Attach, CurrentState, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine.observer import Admission, RequestRecord
 from kvreg_service.telemetry.request_log.lines import EngineFacts
@@ -19,7 +20,7 @@ TIMEOUT_S = 30.0
 
 FACTS = EngineFacts(
     version="1", host="here", model="tiny", profile=None, profile_hash="0123", lanes=1, entries=1,
-    anchors=2, current_state="keep", exchange=True, eviction="cost", prefix_reuse=True,
+    anchors=2, current_state=CurrentState.KEEP, exchange=True, eviction="cost", prefix_reuse=True,
     max_context_tokens=4096, prefill_chunk_tokens=512, queue_limit=64, queue_timeout_s=60.0,
     kv_dtype="fp32", device="cpu", num_pages=100, page_bytes=640, slot_bytes=1000,
 )  # fmt: skip
@@ -27,8 +28,8 @@ FACTS = EngineFacts(
 ADMISSION = Admission(
     lane_id=0,
     sequence_id=1,
-    reuse_path="full_reset",
-    attach="none",
+    reuse_path=ReusePath.FULL_RESET,
+    attach=Attach.NONE,
     cached_tokens=0,
     gap_s=None,
     diverged_at=None,
@@ -42,10 +43,10 @@ _RECORD = RequestRecord(
     request_id="chatcmpl-1",
     tenant="default",
     session=b"session",
-    outcome="finished",
+    outcome=Outcome.FINISHED,
     error_code=None,
-    finish_reason="stop",
-    tail="user",
+    finish_reason=FinishReason.STOP,
+    tail=Tail.USER,
     prompt=TokenLedger(Identity(b"epoch", "default")),
     output_ids=(1, 2),
     max_tokens=16,

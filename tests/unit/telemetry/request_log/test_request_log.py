@@ -14,6 +14,7 @@ from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, Count
 
 from kvreg_service.core import events
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
+from kvreg_service.core.labels import EvictionReason, ReusePath
 from kvreg_service.telemetry.request_log import prefixes, request_log
 from kvreg_service.telemetry.request_log.request_log import LogFile, RequestLog
 
@@ -137,7 +138,7 @@ def test_pages_end_where_the_computation_ended(path: Path) -> None:
         (events.PinEnded(SequenceId(1)), {"event": "pin_end", "sequence": 1}),
         (
             events.Evicted(
-                SequenceId(1), None, LaneId(0), None, events.EvictionReason.EXPIRED, "x", 9, 4000
+                SequenceId(1), None, LaneId(0), None, EvictionReason.EXPIRED, "x", 9, 4000
             ),
             {"event": "evict", "reason": "expired", "lane": 0, "entry": None, "bytes": 4000},
         ),
@@ -159,7 +160,7 @@ def test_what_leaves_an_entry_is_told_with_the_bytes_it_came_with(
         path,
         events.Detached(sequence, lane, entry, 4000),
         events.Attached(
-            RequestId("r"), sequence, entry, lane, events.ReusePath.APPEND_FRONTIER, is_exchange
+            RequestId("r"), sequence, entry, lane, ReusePath.APPEND_FRONTIER, is_exchange
         ),
     )[1]
     assert (line["event"], line["bytes"]) == (event, 4000)

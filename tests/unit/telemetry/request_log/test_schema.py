@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -14,11 +14,9 @@ from tests.unit.telemetry.request_log.log_reading import PrefixReader, read_line
 from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, record
 from tests.unit.telemetry.request_log.schema_document import DOCUMENT, read_schema, tables, written
 
-from kvreg_service.chat.prompt.builder import Tail
 from kvreg_service.core import events
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.engine.interface import Attach, FinishReason, ReusePath
-from kvreg_service.engine.observer import Outcome
+from kvreg_service.core.labels import Attach, EvictionReason, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.telemetry.request_log.lines import SCHEMA_VERSION, EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, RequestLog
 
@@ -29,16 +27,16 @@ KINDS = {kind["title"]: kind["properties"] for kind in SCHEMA["oneOf"]}
 _EVENTS = (
     events.Detached(SequenceId(1), LaneId(0), EntryId(0), 4000),
     events.Attached(
-        RequestId("r"), SequenceId(1), EntryId(0), LaneId(0), events.ReusePath.FULL_RESET, False
+        RequestId("r"), SequenceId(1), EntryId(0), LaneId(0), ReusePath.FULL_RESET, False
     ),
     # Nothing is known of its bytes.
     events.Attached(
-        RequestId("r"), SequenceId(9), EntryId(0), LaneId(0), events.ReusePath.FULL_RESET, True
+        RequestId("r"), SequenceId(9), EntryId(0), LaneId(0), ReusePath.FULL_RESET, True
     ),
     events.Forked(SequenceId(1), SequenceId(2), EntryId(0), 4000),
     *(
         events.Evicted(SequenceId(1), None, None, AnchorId(0), reason, "tenant", 9, 4000)
-        for reason in events.EvictionReason
+        for reason in EvictionReason
     ),
     events.AnchorCaptured(RequestId("r"), SequenceId(1), AnchorId(0), 64, False),
     events.PinEnded(SequenceId(1)),
@@ -76,12 +74,12 @@ def test_a_field_that_the_schema_does_not_know_is_refused(lines: list[dict[str, 
 @pytest.mark.parametrize(
     ("title", "field", "values"),
     [
-        ("Request", "outcome", get_args(Outcome)),
-        ("Request", "finish_reason", (*get_args(FinishReason), None)),
-        ("Request", "tail", get_args(Tail)),
-        ("Request", "reuse_path", (*get_args(ReusePath), None)),
-        ("Request", "attach", (*get_args(Attach), None)),
-        ("Registry: evict", "reason", tuple(one.value for one in events.EvictionReason)),
+        ("Request", "outcome", Outcome),
+        ("Request", "finish_reason", (*FinishReason, None)),
+        ("Request", "tail", Tail),
+        ("Request", "reuse_path", (*ReusePath, None)),
+        ("Request", "attach", (*Attach, None)),
+        ("Registry: evict", "reason", EvictionReason),
     ],
 )
 def test_closed_sets_are_those_of_the_code(

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 from tests.unit.telemetry.ended_requests import FAILED, FINISHED, TIMED_OUT
 
+from kvreg_service.core.labels import Attach, Tail
 from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.ui.recent_requests import MAX_SHOWN, RecentRequests, ReturnCounts
 
@@ -88,9 +89,9 @@ def test_what_is_kept_is_bounded(recent: RecentRequests) -> None:
 
 
 def test_returns_are_counted_among_all_requests(recent: RecentRequests) -> None:
-    user_tail = replace(FINISHED, tail="user")
+    user_tail = replace(FINISHED, tail=Tail.USER)
     assert FINISHED.admission is not None
-    on_its_lane = replace(FINISHED, admission=replace(FINISHED.admission, attach="none"))
+    on_its_lane = replace(FINISHED, admission=replace(FINISHED.admission, attach=Attach.NONE))
     for record in (FINISHED, FINISHED, user_tail, on_its_lane, FAILED, TIMED_OUT):
         recent.request_ended(record)
     counts = ReturnCounts(requests=6, assistant_tail=5, from_registry=4, returned=3)
