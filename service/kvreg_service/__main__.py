@@ -76,12 +76,12 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
     from prometheus_client import CollectorRegistry
 
     from kvreg_service.api.app import create_app
-    from kvreg_service.api.sampling_defaults import read_sampling_defaults
     from kvreg_service.api.server import DrainingServer, url_of
     from kvreg_service.composition import engine_options
     from kvreg_service.engine.build import build_engine, load_model
     from kvreg_service.engine.reservation import plan_cpu
     from kvreg_service.load_progress import show_loading
+    from kvreg_service.model.generation_config import read_sampling_defaults
     from kvreg_service.telemetry.metrics.metrics import Metrics
     from kvreg_service.telemetry.request_log.factory import open_request_log
     from kvreg_service.telemetry.tracing.factory import FLUSH_TIMEOUT_S, start_tracing

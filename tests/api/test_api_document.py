@@ -9,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from kvreg_service.api import chat_request, messages_request
-from kvreg_service.api.chat_request import ChatRequest
+from kvreg_service.api.anthropic.request import MessagesRequest
 from kvreg_service.api.errors import ERROR_TABLE
-from kvreg_service.api.messages_request import MessagesRequest
+from kvreg_service.api.openai.request import ChatRequest
 from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.core.quota import Quota
 from kvreg_service.tenants.key_document import TenantTable, parse_keyring

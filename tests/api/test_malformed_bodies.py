@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvreg_service.api.chat_request import IGNORED_FIELDS, ChatRequest
+from kvreg_service.api.openai.request import IGNORED_FIELDS, ChatRequest
 from kvreg_service.testing import FakeEngine
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvreg_service.api.messages_request import IGNORED_FIELDS, MessagesRequest
+from kvreg_service.api.anthropic.request import IGNORED_FIELDS, MessagesRequest
 from kvreg_service.testing import FakeEngine
 
 pytestmark = pytest.mark.anyio

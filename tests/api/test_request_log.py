@@ -29,9 +29,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
                 seen.append(json.loads(JsonLines().format(record)))
 
     caplog.set_level(logging.INFO)
-    logging.getLogger("kvreg_service.api.request_log").addHandler(collect := Collect())
+    logging.getLogger("kvreg_service.api.generation.access_log").addHandler(collect := Collect())
     yield seen  # type: ignore[misc]
-    logging.getLogger("kvreg_service.api.request_log").removeHandler(collect)
+    logging.getLogger("kvreg_service.api.generation.access_log").removeHandler(collect)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -34,7 +34,7 @@ def tokens_of(loaded_model: LoadedModel) -> TokensOf:
 
 @pytest.fixture(autouse=True)
 def _log_requests(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "kvreg_service.api.request_log")
+    caplog.set_level(logging.INFO, "kvreg_service.api.generation.access_log")
 
 
 def _last_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:

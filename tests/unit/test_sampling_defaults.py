@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvreg_service.api.sampling_defaults import read_sampling_defaults
 from kvreg_service.core.errors import CheckpointError
 from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.model.generation_config import read_sampling_defaults
 
 
 def test_model_without_a_file_is_greedy(tmp_path: Path) -> None:

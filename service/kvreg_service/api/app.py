@@ -6,22 +6,22 @@ import time
 
 from fastapi import FastAPI
 
-from kvreg_service.api.admin_route import FitRequest, build_admin_router
+from kvreg_service.api.anthropic.request import CountTokensRequest, MessagesRequest
+from kvreg_service.api.anthropic.route import build_messages_router
 from kvreg_service.api.authentication import Authentication
-from kvreg_service.api.chat_request import ChatRequest
-from kvreg_service.api.chat_route import build_chat_router
-from kvreg_service.api.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
-from kvreg_service.api.draining import CloseWhileDraining
 from kvreg_service.api.errors import install_error_handlers
-from kvreg_service.api.health_route import build_health_router
-from kvreg_service.api.messages_request import CountTokensRequest, MessagesRequest
-from kvreg_service.api.messages_route import build_messages_router
-from kvreg_service.api.metrics_route import build_metrics_router
-from kvreg_service.api.models_route import build_models_router
+from kvreg_service.api.generation.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
+from kvreg_service.api.openai.request import ChatRequest
+from kvreg_service.api.openai.route import build_chat_router
 from kvreg_service.api.openapi import install_openapi
-from kvreg_service.api.refusals import Refusals
-from kvreg_service.api.registry_route import PinRequest, build_registry_router
-from kvreg_service.api.ui_route import build_ui_router
+from kvreg_service.api.ops.admin import FitRequest, build_admin_router
+from kvreg_service.api.ops.draining import CloseWhileDraining
+from kvreg_service.api.ops.health import build_health_router
+from kvreg_service.api.ops.metrics import build_metrics_router
+from kvreg_service.api.ops.models import build_models_router
+from kvreg_service.api.ops.refusals import Refusals
+from kvreg_service.api.ops.registry import PinRequest, build_registry_router
+from kvreg_service.api.ops.ui import build_ui_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from kvreg_service.api.authentication import OPEN_PATHS
+from kvreg_service.api.body.extension_headers import HEADER_SCHEMAS
+from kvreg_service.api.body.request_body import RequestBody
 from kvreg_service.api.errors import MESSAGES_PATH
-from kvreg_service.api.extension_headers import HEADER_SCHEMAS
-from kvreg_service.api.request_body import RequestBody
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
 from kvreg_service.api.authentication import tenant_of
-from kvreg_service.api.context import ApiContext
+from kvreg_service.api.body.request_body import RequestBody, read_body
+from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.api.openapi import body_schema
-from kvreg_service.api.request_body import RequestBody, read_body
 from kvreg_service.core.errors import SessionNotFound
 from kvreg_service.engine.interface import AnchorView, EntryView, LaneView, RegistrySnapshot
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kvreg_service.api.chat_answer import ChatAnswer
+from kvreg_service.api.generation.output import ChatAnswer
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.labels import Outcome
 

@@ -12,10 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvreg_service.api.asked_answer import AskedAnswer
-from kvreg_service.api.chat_request import MAX_STOP_STRINGS, NOTHING, StopString
-from kvreg_service.api.extension_fields import ExtensionFields, require_few_marks
-from kvreg_service.api.message_blocks import (
+from kvreg_service.api.anthropic.blocks import (
     BlockContent,
     MarkableBlock,
     Message,
@@ -23,8 +20,11 @@ from kvreg_service.api.message_blocks import (
     chat_messages,
     count_marks,
 )
-from kvreg_service.api.request_body import RequestBody, unsupported
-from kvreg_service.api.sampling_fields import SamplingFields
+from kvreg_service.api.body.extension_fields import ExtensionFields, require_few_marks
+from kvreg_service.api.body.request_body import RequestBody, unsupported
+from kvreg_service.api.body.sampling_fields import SamplingFields
+from kvreg_service.api.generation.params import AskedAnswer
+from kvreg_service.api.openai.request import MAX_STOP_STRINGS, NOTHING, StopString
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 

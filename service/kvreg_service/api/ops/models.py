@@ -8,8 +8,8 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from kvreg_service.api.context import ApiContext
 from kvreg_service.api.errors import is_of_messages_api
+from kvreg_service.api.generation.context import ApiContext
 
 
 class ModelCard(BaseModel):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from kvreg_service.api.request_body import RequestBody
+from kvreg_service.api.body.request_body import RequestBody
 
 
 class ContentPart(RequestBody):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field, model_validator
 
-from kvreg_service.api.context import ApiContext
+from kvreg_service.api.body.request_body import RequestBody, read_body, unsupported
+from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.api.openapi import body_schema
-from kvreg_service.api.request_body import RequestBody, read_body, unsupported
 from kvreg_service.core.labels import CurrentState
 from kvreg_service.engine.interface import FitReport
 from kvreg_service.settings import MAX_ANCHORS, MAX_ENTRIES, MAX_LANES

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from kvreg_service.api.answer_format import AnswerFormat
-from kvreg_service.api.answer_run import AnswerRun
-from kvreg_service.api.asked_answer import AskedAnswer
 from kvreg_service.api.authentication import tenant_of
-from kvreg_service.api.connection import run_while_connected
-from kvreg_service.api.context import ApiContext
-from kvreg_service.api.event_stream import EventStreamResponse
+from kvreg_service.api.generation.connection import run_while_connected
+from kvreg_service.api.generation.context import ApiContext
+from kvreg_service.api.generation.event_stream import EventStreamResponse
+from kvreg_service.api.generation.params import AskedAnswer
+from kvreg_service.api.generation.response_encoder import AnswerFormat
+from kvreg_service.api.generation.response_session import AnswerRun
 
 
 async def respond(

@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from kvreg_service.api.context import ApiContext
+from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.core.errors import Draining, EngineDown, Unavailable
 
 

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvreg_service.api.connection import run_while_connected
+from kvreg_service.api.generation.connection import run_while_connected
 
 DONE = b"data: [DONE]\n\n"
 # A comment: clients skip it, and whoever counts the seconds of silence starts anew.

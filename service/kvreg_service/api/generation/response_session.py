@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from kvreg_service.api.answer_format import AnswerFormat
-from kvreg_service.api.asked_answer import AskedAnswer
-from kvreg_service.api.chat_answer import ChatAnswer, Piece
-from kvreg_service.api.context import ApiContext
 from kvreg_service.api.errors import shape_of
-from kvreg_service.api.request_log import log_request
+from kvreg_service.api.generation.access_log import log_request
+from kvreg_service.api.generation.context import ApiContext
+from kvreg_service.api.generation.output import ChatAnswer, Piece
+from kvreg_service.api.generation.params import AskedAnswer
+from kvreg_service.api.generation.response_encoder import AnswerFormat
 from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.core.errors import InvariantBroken, KvregError
 from kvreg_service.engine.interface import GenerationEvent, GenerationRequest

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece, TextPiece
-from kvreg_service.api.chat_response import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.api.errors import messages_body_of
-from kvreg_service.api.event_stream import sse_event
+from kvreg_service.api.generation.event_stream import sse_event
+from kvreg_service.api.generation.output import CallPiece, ChatAnswer, Piece, TextPiece
+from kvreg_service.api.openai.response import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.core.labels import FinishReason
 
 # Clients send it back unread, and some drop reasoning that has none. Nothing is signed here.

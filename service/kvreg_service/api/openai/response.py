@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from kvreg_service.api.chat_answer import CallPiece, ChatAnswer, Piece
 from kvreg_service.api.errors import body_of
-from kvreg_service.api.event_stream import DONE, KEEP_ALIVE, sse_data, sse_event
-from kvreg_service.api.token_logprobs import ChoiceLogprobs, logprobs_of
+from kvreg_service.api.generation.event_stream import DONE, KEEP_ALIVE, sse_data, sse_event
+from kvreg_service.api.generation.output import CallPiece, ChatAnswer, Piece
+from kvreg_service.api.openai.logprobs import ChoiceLogprobs, logprobs_of
 from kvreg_service.core.labels import Attach, FinishReason, ReusePath
 from kvreg_service.engine.interface import TokenReport
 

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic.config import JsonDict
 
-from kvreg_service.api.asked_answer import AskedAnswer
-from kvreg_service.api.chat_message import ChatMessage
-from kvreg_service.api.extension_fields import ExtensionFields, require_few_marks
-from kvreg_service.api.request_body import RequestBody, unsupported
-from kvreg_service.api.sampling_fields import SamplingFields
+from kvreg_service.api.body.extension_fields import ExtensionFields, require_few_marks
+from kvreg_service.api.body.request_body import RequestBody, unsupported
+from kvreg_service.api.body.sampling_fields import SamplingFields
+from kvreg_service.api.generation.params import AskedAnswer
+from kvreg_service.api.openai.messages import ChatMessage
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 

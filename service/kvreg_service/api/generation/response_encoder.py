@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from kvreg_service.api.chat_answer import ChatAnswer, Piece
+from kvreg_service.api.generation.output import ChatAnswer, Piece
 
 
 class AnswerFormat(Protocol):

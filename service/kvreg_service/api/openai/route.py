@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from kvreg_service.api.answer_response import respond
-from kvreg_service.api.chat_request import IGNORED_FIELDS, ChatRequest
-from kvreg_service.api.chat_response import ChatCompletion, ChatFormat
-from kvreg_service.api.context import ApiContext
-from kvreg_service.api.extension_headers import read_extension_headers
+from kvreg_service.api.body.extension_headers import read_extension_headers
+from kvreg_service.api.body.request_body import read_body
+from kvreg_service.api.generation.context import ApiContext
+from kvreg_service.api.generation.respond import respond
+from kvreg_service.api.openai.request import IGNORED_FIELDS, ChatRequest
+from kvreg_service.api.openai.response import ChatCompletion, ChatFormat
 from kvreg_service.api.openapi import answer_schema
-from kvreg_service.api.request_body import read_body
 
 _DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
 

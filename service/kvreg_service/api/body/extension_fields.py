@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvreg_service.api.extension_headers import MAX_PRIORITY, MAX_TTL_S, ExtensionHeaders
-from kvreg_service.api.request_body import RequestBody, unsupported
+from kvreg_service.api.body.extension_headers import MAX_PRIORITY, MAX_TTL_S, ExtensionHeaders
+from kvreg_service.api.body.request_body import RequestBody, unsupported
 from kvreg_service.chat.conversation import Conversation
 
 # As many as Anthropic allows. Each one has the conversation up to it encoded once more.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from kvreg_service.api.answer_response import respond
+from kvreg_service.api.anthropic.request import IGNORED_FIELDS, CountTokensRequest, MessagesRequest
+from kvreg_service.api.anthropic.response import AnsweredMessage, MessagesFormat, TokenCount
 from kvreg_service.api.authentication import tenant_of
-from kvreg_service.api.context import ApiContext
-from kvreg_service.api.extension_fields import MAX_MARKS
-from kvreg_service.api.extension_headers import read_extension_headers
-from kvreg_service.api.messages_request import IGNORED_FIELDS, CountTokensRequest, MessagesRequest
-from kvreg_service.api.messages_response import AnsweredMessage, MessagesFormat, TokenCount
+from kvreg_service.api.body.extension_fields import MAX_MARKS
+from kvreg_service.api.body.extension_headers import read_extension_headers
+from kvreg_service.api.body.request_body import read_body
+from kvreg_service.api.generation.context import ApiContext
+from kvreg_service.api.generation.respond import respond
 from kvreg_service.api.openapi import answer_schema, body_schema
-from kvreg_service.api.request_body import read_body
 
 _DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from kvreg_service.api.request_body import RequestBody
+from kvreg_service.api.body.request_body import RequestBody
 from kvreg_service.core.errors import InvalidRequest
 
 ChatDict = dict[str, Any]

@@ -1,0 +1,1 @@
+"""The Messages API: its bodies, in and out, and its routes."""

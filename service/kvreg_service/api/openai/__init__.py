@@ -1,0 +1,1 @@
+"""The chat completions API: its bodies, in and out, and its route."""

@@ -1,0 +1,1 @@
+"""Routes and middleware to operate the engine: probes, metrics, registry, models, drain, /ui."""
