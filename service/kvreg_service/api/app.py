@@ -6,22 +6,16 @@ import time
 
 from fastapi import FastAPI
 
-from kvreg_service.api.anthropic.request import CountTokensRequest, MessagesRequest
-from kvreg_service.api.anthropic.route import build_messages_router
+from kvreg_service.api.anthropic import route as anthropic
 from kvreg_service.api.authentication import Authentication
+from kvreg_service.api.body.served_model import ServedModel
 from kvreg_service.api.errors import install_error_handlers
 from kvreg_service.api.generation.context import KEEP_ALIVE_S, ApiContext, PromptBuilderProtocol
-from kvreg_service.api.openai.request import ChatRequest
-from kvreg_service.api.openai.route import build_chat_router
+from kvreg_service.api.openai import route as openai
 from kvreg_service.api.openapi import install_openapi
-from kvreg_service.api.ops.admin import FitRequest, build_admin_router
+from kvreg_service.api.ops import router as ops
 from kvreg_service.api.ops.draining import CloseWhileDraining
-from kvreg_service.api.ops.health import build_health_router
-from kvreg_service.api.ops.metrics import build_metrics_router
-from kvreg_service.api.ops.models import build_models_router
 from kvreg_service.api.ops.refusals import Refusals
-from kvreg_service.api.ops.registry import PinRequest, build_registry_router
-from kvreg_service.api.ops.ui import build_ui_router
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 from kvreg_service.settings import Settings
@@ -55,11 +49,11 @@ def create_app(
     """
     keys = KeySource(settings.api_keys_file, settings.api_keys)
     directory = TenantDirectory(keys, engine.set_quotas)
+    model = ServedModel(settings.model_id, int(time.time()))
     context = ApiContext(
         engine=engine,
         prompt_builder=prompt_builder,
-        model_id=settings.model_id,
-        created_s=int(time.time()),
+        model=model,
         max_body_bytes=settings.max_body_bytes,
         sampling_defaults=sampling_defaults or SamplingParams(),
         vocab_size=vocab_size,
@@ -74,21 +68,20 @@ def create_app(
     app.add_middleware(Authentication, directory=directory, note=note)
     app.add_middleware(CloseWhileDraining, engine=engine)
     install_error_handlers(app, note)
-    for build_router in (
-        build_chat_router,
-        build_messages_router,
-        build_models_router,
-        build_registry_router,
-        build_admin_router,
-        build_health_router,
-    ):
-        app.include_router(build_router(context))
-    app.include_router(build_ui_router(recent or RecentRequests()))
-    if metrics is not None:
-        app.include_router(build_metrics_router(metrics))
+    app.include_router(openai.build_router(context))
+    app.include_router(anthropic.build_router(context))
+    app.include_router(
+        ops.build_router(
+            engine,
+            model,
+            settings.max_body_bytes,
+            metrics=metrics,
+            recent=recent or RecentRequests(),
+        )
+    )
     install_openapi(
         app,
-        bodies=(ChatRequest, MessagesRequest, CountTokensRequest, FitRequest, PinRequest),
+        bodies=openai.BODIES + anthropic.BODIES + ops.BODIES,
         needs_keys=directory.needs_keys,
     )
     return app

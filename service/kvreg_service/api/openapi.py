@@ -14,11 +14,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from kvreg_service.api.authentication import OPEN_PATHS
-from kvreg_service.api.body.extension_headers import HEADER_SCHEMAS
+from kvreg_service.api.body.documentation import REF_TEMPLATE
 from kvreg_service.api.body.request_body import RequestBody
 from kvreg_service.api.errors import MESSAGES_PATH
-
-_REF_TEMPLATE = "#/components/schemas/{model}"
 
 
 class ErrorDetail(BaseModel):
@@ -58,21 +56,6 @@ class MessagesErrorBody(BaseModel):
     error: MessagesErrorDetail
 
 
-def body_schema(model: type[RequestBody]) -> dict[str, Any]:
-    """Build a route's ``openapi_extra`` that says which body it reads."""
-    schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def answer_schema(model: type[RequestBody]) -> dict[str, Any]:
-    """Build the same for a route that also reads the headers which stand for fields."""
-    parameters = [
-        {"name": name, "in": "header", "required": False, "schema": schema}
-        for name, schema in HEADER_SCHEMAS.items()
-    ]
-    return {**body_schema(model), "parameters": parameters}
-
-
 def install_openapi(
     app: FastAPI, *, bodies: tuple[type[RequestBody], ...], needs_keys: bool
 ) -> None:
@@ -100,7 +83,7 @@ def _add_models(document: dict[str, Any], bodies: tuple[type[RequestBody], ...])
     inputs = [(model, "validation") for model in (*bodies, ErrorBody, MessagesErrorBody)]
     _, definitions = models_json_schema(
         inputs,  # type: ignore[arg-type]
-        ref_template=_REF_TEMPLATE,
+        ref_template=REF_TEMPLATE,
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
@@ -111,7 +94,7 @@ def _add_models(document: dict[str, Any], bodies: tuple[type[RequestBody], ...])
 def _describe_errors(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         model = MessagesErrorBody if path.startswith(MESSAGES_PATH) else ErrorBody
-        schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
+        schema = {"$ref": REF_TEMPLATE.format(model=model.__name__)}
         error = {"description": "Any failure", "content": {"application/json": {"schema": schema}}}
         for operation in operations.values():
             operation["responses"].pop("422", None)

@@ -20,11 +20,12 @@ from kvreg_service.api.anthropic.blocks import (
     chat_messages,
     count_marks,
 )
+from kvreg_service.api.body.documentation import NOTHING
 from kvreg_service.api.body.extension_fields import ExtensionFields, require_few_marks
 from kvreg_service.api.body.request_body import RequestBody, unsupported
 from kvreg_service.api.body.sampling_fields import SamplingFields
-from kvreg_service.api.generation.params import AskedAnswer
-from kvreg_service.api.openai.request import MAX_STOP_STRINGS, NOTHING, StopString
+from kvreg_service.api.body.stop_strings import MAX_STOP_STRINGS, StopString
+from kvreg_service.api.generation.params import GenerationParams
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 
@@ -181,13 +182,13 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
     stop_sequences: list[StopString] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
     stream: bool | None = None
 
-    def asked(self, defaults: SamplingParams) -> AskedAnswer:
-        """Build what is asked for, with the model's ``defaults`` where nothing is chosen.
+    def params(self, defaults: SamplingParams) -> GenerationParams:
+        """Build the parameters of the generation; missing sampling fields take ``defaults``.
 
         Raises:
             InvalidRequest: A block is of a kind that is not served in its place.
         """
-        return AskedAnswer(
+        return GenerationParams(
             conversation=self.conversation(),
             sampling=self.sampling(defaults),
             max_tokens=self.max_tokens,

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from kvreg_service.api.errors import messages_body_of
 from kvreg_service.api.generation.event_stream import sse_event
-from kvreg_service.api.generation.output import CallPiece, ChatAnswer, Piece, TextPiece
-from kvreg_service.api.openai.response import KvregUsage, ResponseTimings, reuse_of
+from kvreg_service.api.generation.output import GenerationOutput, OutputPart, TextPart, ToolCallPart
+from kvreg_service.api.generation.usage import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.core.labels import FinishReason
 
 # Clients send it back unread, and some drop reasoning that has none. Nothing is signed here.
@@ -51,7 +51,7 @@ class MessagesUsage(BaseModel):
 
 
 class AnsweredMessage(BaseModel):
-    """A whole answer."""
+    """A complete response."""
 
     id: str
     type: Literal["message"] = "message"
@@ -70,8 +70,8 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-class MessagesFormat:
-    """Writes one answer as a message. Implements `AnswerFormat`.
+class MessageEncoder:
+    """Writes one answer as a message. Implements `ResponseEncoder`.
 
     Owns which block of a stream is open.
     """
@@ -89,65 +89,65 @@ class MessagesFormat:
         """Names the request twice: as kvreg does it, and as clients of this API look for it."""
         return {"X-Request-Id": self.request_id, "request-id": self.request_id}
 
-    def whole(self, answer: ChatAnswer) -> dict[str, Any]:
+    def encode_body(self, output: GenerationOutput) -> dict[str, Any]:
         """Build the body of a response that is not streamed."""
         blocks: list[dict[str, Any]] = []
-        for piece in answer.pieces:
-            if isinstance(piece, CallPiece):
-                blocks.append({**_empty_block(piece), "input": dict(piece.call.arguments)})
+        for part in output.parts:
+            if isinstance(part, ToolCallPart):
+                blocks.append({**_empty_block(part), "input": dict(part.call.arguments)})
                 continue
-            kind = _type_of(piece)
+            kind = _type_of(part)
             if not blocks or blocks[-1]["type"] != kind:
-                blocks.append(_empty_block(piece))
+                blocks.append(_empty_block(part))
                 if kind == "thinking":
                     blocks[-1]["signature"] = _SIGNATURE
-            blocks[-1][kind] += piece.text
+            blocks[-1][kind] += part.text
         return {
-            **self._message(answer),
+            **self._message(output),
             "content": blocks,
-            **_stop_of(answer),
-            "timings": answer.timings(),
+            **_stop_of(output),
+            "timings": output.timings(),
         }
 
-    def opening(self, answer: ChatAnswer) -> Iterator[bytes]:
+    def encode_start(self, output: GenerationOutput) -> Iterator[bytes]:
         """The message without its content, and a first ping, as clients know it."""
         yield sse_event(
-            "message_start", {"type": "message_start", "message": self._message(answer)}
+            "message_start", {"type": "message_start", "message": self._message(output)}
         )
         yield self.keep_alive
 
-    def more(self, piece: Piece) -> Iterator[bytes]:
+    def encode_part(self, part: OutputPart) -> Iterator[bytes]:
         """A delta, with the beginnings and ends of blocks where the kind changes."""
-        kind = _type_of(piece)
+        kind = _type_of(part)
         if self._open != kind:
             yield from self._close()
-            yield self._block_event("start", {"content_block": _empty_block(piece)})
+            yield self._block_event("start", {"content_block": _empty_block(part)})
             self._open = kind
-        if isinstance(piece, CallPiece):
-            for text in piece.call.argument_pieces():
+        if isinstance(part, ToolCallPart):
+            for text in part.call.argument_pieces():
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
             # It is complete: its client need not wait for what follows to run it.
             yield from self._close()
         else:
-            yield self._delta({"type": f"{kind}_delta", kind: piece.text})
+            yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
-    def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
+    def encode_end(self, output: GenerationOutput) -> Iterator[bytes]:
         """The end of the last block, the reason and the final numbers, and the end."""
         yield from self._close()
         end = {
             "type": "message_delta",
-            "delta": _stop_of(answer),
-            "usage": _usage_of(answer),
-            "timings": answer.timings(),
+            "delta": _stop_of(output),
+            "usage": _usage_of(output),
+            "timings": output.timings(),
         }
         yield sse_event("message_delta", end)
         yield sse_event("message_stop", {"type": "message_stop"})
 
-    def failure(self, error: Exception) -> bytes:
+    def encode_error(self, error: Exception) -> bytes:
         """The event that ends a stream which failed."""
         return sse_event("error", messages_body_of(error))
 
-    def _message(self, answer: ChatAnswer) -> dict[str, Any]:
+    def _message(self, output: GenerationOutput) -> dict[str, Any]:
         return {
             "id": self.request_id,
             "type": "message",
@@ -156,7 +156,7 @@ class MessagesFormat:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage_of(answer),
+            "usage": _usage_of(output),
         }
 
     def _close(self) -> Iterator[bytes]:
@@ -176,43 +176,43 @@ class MessagesFormat:
         return sse_event(name, {"type": name, "index": self._num_blocks, **fields})
 
 
-def _type_of(piece: Piece) -> str:
-    if isinstance(piece, TextPiece):
-        return "text" if piece.kind == "content" else "thinking"
+def _type_of(part: OutputPart) -> str:
+    if isinstance(part, TextPart):
+        return "text" if part.kind == "content" else "thinking"
     return "tool_use"
 
 
-def _empty_block(piece: Piece) -> dict[str, Any]:
-    if isinstance(piece, CallPiece):
-        call_id = f"toolu_{piece.call_id}"
-        return {"type": "tool_use", "id": call_id, "name": piece.call.name, "input": {}}
-    if piece.kind == "content":
+def _empty_block(part: OutputPart) -> dict[str, Any]:
+    if isinstance(part, ToolCallPart):
+        call_id = f"toolu_{part.call_id}"
+        return {"type": "tool_use", "id": call_id, "name": part.call.name, "input": {}}
+    if part.kind == "content":
         return {"type": "text", "text": ""}
     return {"type": "thinking", "thinking": "", "signature": ""}
 
 
-def _stop_of(answer: ChatAnswer) -> dict[str, str | None]:
-    finished = answer.finished
-    assert finished is not None, "the reason is asked for after the last event only"
+def _stop_of(output: GenerationOutput) -> dict[str, str | None]:
+    finished = output.finished
+    assert finished is not None, "the finish reason is known after the last event"
     reason, stop_string = "end_turn", None
     if finished.finish_reason is FinishReason.LENGTH:
         reason = "max_tokens"
     elif finished.stop_string is not None:
         reason, stop_string = "stop_sequence", finished.stop_string
-    elif answer.calls:
+    elif output.calls:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": stop_string}
 
 
-def _usage_of(answer: ChatAnswer) -> dict[str, Any]:
+def _usage_of(output: GenerationOutput) -> dict[str, Any]:
     """Count as this API does: what was cached is no part of ``input_tokens``."""
-    started = answer.started
-    assert started is not None, "usage is asked for after the first event only"
+    started = output.started
+    assert started is not None, "the usage is known after the first event"
     return {
         "input_tokens": started.computed_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": started.cached_tokens,
-        "output_tokens": answer.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
-        "kvreg": reuse_of(answer),
+        "output_tokens": output.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": output.reasoning_tokens},
+        "kvreg": reuse_of(output),
     }

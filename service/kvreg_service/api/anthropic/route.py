@@ -6,14 +6,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kvreg_service.api.anthropic.request import IGNORED_FIELDS, CountTokensRequest, MessagesRequest
-from kvreg_service.api.anthropic.response import AnsweredMessage, MessagesFormat, TokenCount
+from kvreg_service.api.anthropic.response import AnsweredMessage, MessageEncoder, TokenCount
 from kvreg_service.api.authentication import tenant_of
+from kvreg_service.api.body.documentation import answer_schema, body_schema
 from kvreg_service.api.body.extension_fields import MAX_MARKS
 from kvreg_service.api.body.extension_headers import read_extension_headers
 from kvreg_service.api.body.request_body import read_body
 from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.api.generation.respond import respond
-from kvreg_service.api.openapi import answer_schema, body_schema
+
+BODIES = (MessagesRequest, CountTokensRequest)
+"""For the OpenAPI document."""
 
 _DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
 
@@ -29,7 +32,7 @@ Accepted without effect: {", ".join(f"`{name}`" for name in IGNORED_FIELDS)}, `i
 signatures, and any field that is not listed."""
 
 
-def build_messages_router(context: ApiContext) -> APIRouter:
+def build_router(context: ApiContext) -> APIRouter:
     """Build the routes."""
     router = APIRouter(prefix="/v1/messages", tags=["messages"])
 
@@ -42,10 +45,10 @@ def build_messages_router(context: ApiContext) -> APIRouter:
     )
     async def create_message(request: Request) -> Response:
         body = await read_body(request, MessagesRequest, max_bytes=context.max_body_bytes)
-        context.require_model(body.model)
+        context.model.require(body.model)
         headers = read_extension_headers(request.headers)
-        asked = body.completed_by(headers).asked(context.sampling_defaults)
-        return await respond(request, context, asked, MessagesFormat(context.model_id))
+        params = body.completed_by(headers).params(context.sampling_defaults)
+        return await respond(request, context, params, MessageEncoder(context.model.model_id))
 
     @router.post(
         "/count_tokens",
@@ -54,7 +57,7 @@ def build_messages_router(context: ApiContext) -> APIRouter:
     )
     async def count_tokens(request: Request) -> TokenCount:
         body = await read_body(request, CountTokensRequest, max_bytes=context.max_body_bytes)
-        context.require_model(body.model)
+        context.model.require(body.model)
         num_tokens = await context.count_tokens(body.conversation(), tenant_of(request).name)
         return TokenCount(input_tokens=num_tokens)
 

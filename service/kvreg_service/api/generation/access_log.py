@@ -1,6 +1,6 @@
-"""The one log line that each answering request ends with, once its body has been understood.
+"""The access log: one line per generation request whose body was valid, when the request ends.
 
-Owns its fields. It never holds text of a prompt or of an answer.
+Owns the fields of the line. They never hold text of a prompt or of a response.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kvreg_service.api.generation.output import ChatAnswer
+from kvreg_service.api.generation.output import GenerationOutput
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.labels import Outcome
 
@@ -19,13 +19,13 @@ def log_request(
     *,
     request_id: str,
     is_streamed: bool,
-    answer: ChatAnswer | None,
+    output: GenerationOutput | None,
     error: Exception | None,
     total_s: float,
 ) -> None:
-    """Write the line. ``answer`` is None when the request ended before its prompt was built."""
-    started = answer.started if answer is not None else None
-    finished = answer.finished if answer is not None else None
+    """Write the line. ``output`` is None if the request ended before its prompt was built."""
+    started = output.started if output is not None else None
+    finished = output.finished if output is not None else None
     outcome = Outcome.CANCELLED
     if finished is not None:
         outcome = Outcome.FINISHED
@@ -39,11 +39,11 @@ def log_request(
     }
     if error is not None:
         fields["code"] = error.code if isinstance(error, KvregError) else "internal_error"
-    if answer is not None and started is not None:
+    if output is not None and started is not None:
         fields |= {
             "prompt_tokens": started.prompt_tokens,
             "cached_tokens": started.cached_tokens,
-            "completion_tokens": answer.completion_tokens,
+            "completion_tokens": output.completion_tokens,
             "reuse_path": started.reuse_path,
             "attach": started.attach,
             "queue_s": round(started.queue_s, 6),

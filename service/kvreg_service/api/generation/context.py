@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kvreg_service.api.body.served_model import ServedModel
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.errors import InvalidRequest, ModelNotFound
+from kvreg_service.core.errors import InvalidRequest
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 
@@ -53,17 +54,15 @@ def _new_prompt_thread() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class ApiContext:
-    """Everything that a route may use.
+    """Everything that the routes of both APIs use.
 
-    ``created_s`` is the time since the epoch that ``/v1/models`` shows. ``vocab_size`` limits the
-    token ids of ``logit_bias``, and is None when it is not known. A stream says something at least
-    every ``keep_alive_s`` seconds while its answer grows.
+    ``vocab_size`` limits the token ids of ``logit_bias``; None means that it is not known. A stream
+    sends an event at least every ``keep_alive_s`` seconds while its answer grows.
     """
 
     engine: EngineProtocol
     prompt_builder: PromptBuilderProtocol
-    model_id: str
-    created_s: int
+    model: ServedModel
     max_body_bytes: int
     sampling_defaults: SamplingParams = field(default_factory=SamplingParams)
     vocab_size: int | None = None
@@ -97,18 +96,6 @@ class ApiContext:
         # Others may have filled the queue while this one waited for the thread.
         self.engine.require_room()
         return self.prompt_builder.build(conversation, tenant)
-
-    def require_model(self, model: str) -> None:
-        """Refuse a request for another model.
-
-        Raises:
-            ModelNotFound: ``model`` is not the one that is served.
-        """
-        if model != self.model_id:
-            raise ModelNotFound(
-                f"the model '{model[:100]}' is not served here; '{self.model_id}' is",
-                param="model",
-            )
 
     def require_token_ids(self, sampling: SamplingParams) -> None:
         """Refuse a bias on tokens that the model does not have.

@@ -1,8 +1,8 @@
-"""One answer while it grows: engine events in, typed pieces out, and what they add up to.
+"""The output of one request while it is generated: engine events in, typed parts out.
 
-Owns what has been generated so far for one request, and the order in which it is taken apart:
-reasoning first, then tool calls within what is left. Streamed and whole answers are folded by the
-same code, so they cannot differ in text, in calls or in counts. It knows no HTTP and no API.
+Owns the order in which text is split: reasoning first, then tool calls within the rest. Streamed
+and whole responses use the same code, so they cannot differ in text, in calls or in counts. It
+knows neither HTTP nor an API.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kvreg_service.engine.interface import (
 
 
 @dataclass(frozen=True)
-class TextPiece:
-    """Some more text of one kind, and the reports of tokens that came with it."""
+class TextPart:
+    """Text of one kind, with the reports of the tokens that completed it."""
 
     kind: Kind
     text: str
@@ -34,21 +34,21 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
-class CallPiece:
-    """One more tool call. ``index`` counts the calls of the answer, ``call_id`` is unique."""
+class ToolCallPart:
+    """A tool call. ``index`` counts the calls of the response; ``call_id`` is unique."""
 
     index: int
     call_id: str
     call: ToolCall
 
 
-Piece = TextPiece | CallPiece
+OutputPart = TextPart | ToolCallPart
 
 
-class ChatAnswer:
-    """Folds the events of one request. ``push`` changes it; the properties only read.
+class GenerationOutput:
+    """Accumulates the events of one request. ``push`` changes it; the properties only read.
 
-    Tool calls are looked for when ``tools`` is not empty.
+    Text is parsed for tool calls only if ``tools`` is not empty.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class ChatAnswer:
         self._spelling: list[str] = []
         self.reports: list[TokenReport] = []
         self._num_reports_given = 0
-        self.pieces: list[Piece] = []
-        self.calls: list[CallPiece] = []
+        self.parts: list[OutputPart] = []
+        self.calls: list[ToolCallPart] = []
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
 
-    def push(self, event: GenerationEvent) -> list[Piece]:
-        """Take the next event; return what it made certain, in order."""
+    def push(self, event: GenerationEvent) -> list[OutputPart]:
+        """Take the next event and return the parts that it completes, in order."""
         match event:
             case Started():
                 self.started = event
@@ -78,67 +78,67 @@ class ChatAnswer:
                     self.reasoning_tokens += event.num_tokens
                 else:
                     self.reports += event.reports
-                return self._take(self._splitter.push(event.text))
+                return self._split_reasoning(self._splitter.push(event.text))
             case Finished():
                 self.finished = event
                 self.completion_tokens = event.completion_tokens
-                pieces = self._take(self._splitter.flush())
-                return pieces + self._take_parts(self._parser.flush() if self._parser else [])
+                parts = self._split_reasoning(self._splitter.flush())
+                return parts + self._split_calls(self._parser.flush() if self._parser else [])
 
-    def _take(self, texts: list[tuple[Kind, str]]) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _split_reasoning(self, texts: list[tuple[Kind, str]]) -> list[OutputPart]:
+        parts: list[OutputPart] = []
         for kind, text in texts:
             if kind == "reasoning":
-                pieces.append(TextPiece(kind, text))
-                self.pieces.append(pieces[-1])
+                parts.append(TextPart(kind, text))
+                self.parts.append(parts[-1])
             else:
                 self._spelling.append(text)
-                pieces += self._take_parts(self._parser.push(text) if self._parser else [text])
-        return pieces
+                parts += self._split_calls(self._parser.push(text) if self._parser else [text])
+        return parts
 
-    def _take_parts(self, parts: Sequence[Part]) -> list[Piece]:
-        pieces: list[Piece] = []
-        for part in parts:
-            if isinstance(part, str):
-                pieces.append(TextPiece("content", part, self.take_reports()))
+    def _split_calls(self, spans: Sequence[Part]) -> list[OutputPart]:
+        parts: list[OutputPart] = []
+        for span in spans:
+            if isinstance(span, str):
+                parts.append(TextPart("content", span, self.take_reports()))
             else:
-                call = CallPiece(len(self.calls), uuid.uuid4().hex[:24], part)
+                call = ToolCallPart(len(self.calls), uuid.uuid4().hex[:24], span)
                 self.calls.append(call)
-                pieces.append(call)
-        self.pieces += pieces
-        return pieces
+                parts.append(call)
+        self.parts += parts
+        return parts
 
     def take_reports(self) -> tuple[TokenReport, ...]:
-        """The reports of tokens since the last piece of content, so that each is given once.
+        """Return the token reports since the last content part, each of them once.
 
-        Tokens of reasoning have none, those of tool calls do.
+        Tokens of reasoning have no reports; tokens of tool calls do.
         """
         reports = tuple(self.reports[self._num_reports_given :])
         self._num_reports_given = len(self.reports)
         return reports
 
     def _text_of(self, kind: Kind) -> str:
-        texts = (piece for piece in self.pieces if isinstance(piece, TextPiece))
-        return "".join(piece.text for piece in texts if piece.kind == kind)
+        texts = (part for part in self.parts if isinstance(part, TextPart))
+        return "".join(part.text for part in texts if part.kind == kind)
 
     @property
     def content(self) -> str:
-        """The text of the answer, without its reasoning and its tool calls."""
+        """The text without reasoning and tool calls."""
         return self._text_of("content")
 
     @property
     def reasoning(self) -> str | None:
-        """The reasoning, or None when there was none."""
+        """The reasoning; None if there is none."""
         return self._text_of("reasoning") or None
 
     def spelled(self) -> SpelledAnswer:
-        """The answer beside the text that the model wrote for it."""
-        calls = [piece.call for piece in self.calls]
+        """Return content and calls with the text that the model generated for them."""
+        calls = [part.call for part in self.calls]
         return SpelledAnswer(self.content, calls, "".join(self._spelling))
 
     def timings(self) -> dict[str, float]:
         """Build the ``timings`` of a response, in seconds."""
-        assert self.finished is not None, "timings are asked for after the last event only"
+        assert self.finished is not None, "the timings are known after the last event"
         timings = self.finished.timings
         return {
             "queue_s": timings.queue_s,

@@ -1,4 +1,4 @@
-"""What a request asks for, in the terms of neither API."""
+"""The parameters of one generation, whichever API the request came by."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvreg_service.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
-class AskedAnswer:
-    """One answer that somebody asks for. Bodies of either API become one of these.
+class GenerationParams:
+    """What either API reads from a checked body.
 
-    ``max_tokens`` is None for as many as the context holds, ``ttl_s`` for no limit of its own.
-    Without ``may_reuse`` the whole prompt is computed.
-    With ``parses_tool_calls`` the calls in the answer are told from its text.
+    ``max_tokens`` is None for as many as the context holds, ``ttl_s`` is None for no limit.
+    Without ``may_reuse`` the whole prompt is computed. With ``parses_tool_calls`` tool calls are
+    parsed out of the generated text.
     """
 
     conversation: Conversation

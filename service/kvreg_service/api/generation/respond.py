@@ -1,4 +1,4 @@
-"""From a body that has been read to the response: what the answering routes have in common."""
+"""From checked parameters to the HTTP response, whole or streamed."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from kvreg_service.api.authentication import tenant_of
 from kvreg_service.api.generation.connection import run_while_connected
 from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.api.generation.event_stream import EventStreamResponse
-from kvreg_service.api.generation.params import AskedAnswer
-from kvreg_service.api.generation.response_encoder import AnswerFormat
-from kvreg_service.api.generation.response_session import AnswerRun
+from kvreg_service.api.generation.params import GenerationParams
+from kvreg_service.api.generation.response_encoder import ResponseEncoder
+from kvreg_service.api.generation.response_session import ResponseSession
 
 
 async def respond(
-    request: Request, context: ApiContext, asked: AskedAnswer, form: AnswerFormat
+    request: Request, context: ApiContext, params: GenerationParams, encoder: ResponseEncoder
 ) -> Response:
-    """Answer whole or as a stream, for as long as the client is there.
+    """Generate a response for as long as the client stays connected.
 
     Raises:
         KvregError: The request is refused, or failed before its response began.
         ClientDisconnect: The client left before that.
     """
-    run = AnswerRun(context, asked, form, tenant_of(request).name, _trace_parent_of(request))
-    is_handed_over = False
+    tenant = tenant_of(request).name
+    session = ResponseSession(context, params, encoder, tenant, _trace_parent_of(request))
+    is_streaming = False
     try:
-        await run_while_connected(request.receive, run.start())
-        if asked.is_streamed:
-            is_handed_over = True
-            return EventStreamResponse(run.stream(), on_close=run.aclose, headers=form.headers)
-        content = await run_while_connected(request.receive, run.finish())
-        return JSONResponse(content, headers=dict(form.headers))
+        await run_while_connected(request.receive, session.start())
+        if params.is_streamed:
+            is_streaming = True
+            return EventStreamResponse(
+                session.stream(), on_close=session.aclose, headers=encoder.headers
+            )
+        body = await run_while_connected(request.receive, session.finish())
+        return JSONResponse(body, headers=dict(encoder.headers))
     finally:
-        if not is_handed_over:
-            await run.aclose()
+        if not is_streaming:
+            await session.aclose()
 
 
 def _trace_parent_of(request: Request) -> str | None:
-    """The caller's place in a trace. Whoever sends two of them is nowhere in particular."""
+    """Return the ``traceparent`` header; None if it is missing or not unique."""
     headers = request.headers.getlist("traceparent")
     return headers[0] if len(headers) == 1 else None

@@ -1,23 +1,23 @@
-"""The seam between the life of an answer and the API that it is written for."""
+"""The protocol between a response session and the API that its response is encoded for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from kvreg_service.api.generation.output import ChatAnswer, Piece
+from kvreg_service.api.generation.output import GenerationOutput, OutputPart
 
 
-class AnswerFormat(Protocol):
-    """How one answer is written: whole, or as server-sent events. Made for one request each.
+class ResponseEncoder(Protocol):
+    """Encodes one response, as one body or as server-sent events. One instance per request.
 
-    Of a stream, ``opening`` comes once and first, then ``more`` for each piece, and last either
-    ``closing`` or ``failure``. ``keep_alive`` may come between them when nothing else does.
+    The order of a stream: ``encode_start`` once, ``encode_part`` for each part, and either
+    ``encode_end`` or ``encode_error``. ``keep_alive`` may be sent between parts.
     """
 
     @property
     def request_id(self) -> str:
-        """The name of the request, in the engine and to the client."""
+        """The id of the request, for the engine and for the client."""
         ...
 
     @property
@@ -27,25 +27,25 @@ class AnswerFormat(Protocol):
 
     @property
     def keep_alive(self) -> bytes:
-        """An event that says nothing."""
+        """An event without content."""
         ...
 
-    def whole(self, answer: ChatAnswer) -> dict[str, Any]:
-        """Build the body of an answer that is not streamed, after its last event."""
+    def encode_body(self, output: GenerationOutput) -> dict[str, Any]:
+        """Build the body of a response that is not streamed, from finished output."""
         ...
 
-    def opening(self, answer: ChatAnswer) -> Iterator[bytes]:
-        """Build what stands before the first piece; the prompt's numbers are known."""
+    def encode_start(self, output: GenerationOutput) -> Iterator[bytes]:
+        """Build the events before the first part; the prompt's token counts are known."""
         ...
 
-    def more(self, piece: Piece) -> Iterator[bytes]:
-        """Build the events of one more piece."""
+    def encode_part(self, part: OutputPart) -> Iterator[bytes]:
+        """Build the events of one part."""
         ...
 
-    def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
-        """Build what stands behind the last piece, after the answer's last event."""
+    def encode_end(self, output: GenerationOutput) -> Iterator[bytes]:
+        """Build the events after the last part, from finished output."""
         ...
 
-    def failure(self, error: Exception) -> bytes:
-        """Build the event that ends a stream which has already begun and then failed."""
+    def encode_error(self, error: Exception) -> bytes:
+        """Build the last event of a stream that fails after it has begun."""
         ...

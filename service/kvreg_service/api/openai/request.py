@@ -13,10 +13,12 @@ from typing import Annotated, Any, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic.config import JsonDict
 
+from kvreg_service.api.body.documentation import NOTHING
 from kvreg_service.api.body.extension_fields import ExtensionFields, require_few_marks
 from kvreg_service.api.body.request_body import RequestBody, unsupported
 from kvreg_service.api.body.sampling_fields import SamplingFields
-from kvreg_service.api.generation.params import AskedAnswer
+from kvreg_service.api.body.stop_strings import MAX_STOP_STRINGS, StopString
+from kvreg_service.api.generation.params import GenerationParams
 from kvreg_service.api.openai.messages import ChatMessage
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
@@ -36,9 +38,6 @@ IGNORED_FIELDS = (
     "user",
     "verbosity",
 )
-MAX_STOP_STRINGS = 16
-# How the document shows a field that is known only to be refused.
-NOTHING: JsonDict = {"type": "null"}
 _TOOL_SCHEMA: JsonDict = {
     "required": ["type", "function"],
     "properties": {
@@ -68,7 +67,6 @@ def _kind_of_stop(value: object) -> str:
     return "<many>" if isinstance(value, list) else "<one>"
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("<one>")]
     | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<many>")],
@@ -213,10 +211,10 @@ class ChatRequest(SamplingFields, ExtensionFields):
         marked = (i for i, message in enumerate(self.messages) if message.cache_anchor)
         return replace(conversation, marked_messages=frozenset(marked))
 
-    def asked(self, defaults: SamplingParams) -> AskedAnswer:
-        """Build what is asked for, with the model's ``defaults`` where nothing is chosen."""
+    def params(self, defaults: SamplingParams) -> GenerationParams:
+        """Build the parameters of the generation; missing sampling fields take ``defaults``."""
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return AskedAnswer(
+        return GenerationParams(
             conversation=self.conversation(),
             sampling=replace(self.sampling(defaults), num_logprobs=num_logprobs),
             max_tokens=self.token_limit,

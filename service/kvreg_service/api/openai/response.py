@@ -15,9 +15,10 @@ from pydantic import BaseModel
 
 from kvreg_service.api.errors import body_of
 from kvreg_service.api.generation.event_stream import DONE, KEEP_ALIVE, sse_data, sse_event
-from kvreg_service.api.generation.output import CallPiece, ChatAnswer, Piece
+from kvreg_service.api.generation.output import GenerationOutput, OutputPart, ToolCallPart
+from kvreg_service.api.generation.usage import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.api.openai.logprobs import ChoiceLogprobs, logprobs_of
-from kvreg_service.core.labels import Attach, FinishReason, ReusePath
+from kvreg_service.core.labels import FinishReason
 from kvreg_service.engine.interface import TokenReport
 
 
@@ -33,14 +34,6 @@ class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
 
 
-class KvregUsage(BaseModel):
-    """Where the prompt came from. ``computed_tokens`` and the cached ones add up to the prompt."""
-
-    reuse_path: ReusePath
-    attach: Attach
-    computed_tokens: int
-
-
 class Usage(BaseModel):
     """The tokens of one request."""
 
@@ -50,16 +43,6 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     kvreg: KvregUsage
-
-
-class ResponseTimings(BaseModel):
-    """The times of one request in seconds; ``ttft_s`` counts from its arrival at the engine."""
-
-    queue_s: float
-    attach_s: float
-    prefill_s: float
-    decode_s: float
-    ttft_s: float
 
 
 class CalledFunction(BaseModel):
@@ -78,9 +61,9 @@ class AnsweredToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The answer, which can be sent back as it is.
+    """The answer; a client may send it back unchanged.
 
-    ``content`` is null when the answer is nothing but tool calls; without calls it is always text.
+    ``content`` is null only beside tool calls.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -99,7 +82,7 @@ class Choice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """A whole answer."""
+    """A complete response."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -110,40 +93,29 @@ class ChatCompletion(BaseModel):
     timings: ResponseTimings
 
 
-def usage_of(answer: ChatAnswer) -> dict[str, Any]:
+def usage_of(output: GenerationOutput) -> dict[str, Any]:
     """Build the ``usage`` of a response. Every number is an integer, also on a miss."""
-    started = answer.started
-    assert started is not None, "usage is asked for after the first event only"
+    started = output.started
+    assert started is not None, "the usage is known after the first event"
     return {
         "prompt_tokens": started.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": started.prompt_tokens + answer.completion_tokens,
+        "completion_tokens": output.completion_tokens,
+        "total_tokens": started.prompt_tokens + output.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": started.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
-        "kvreg": reuse_of(answer),
+        "completion_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
+        "kvreg": reuse_of(output),
     }
 
 
-def reuse_of(answer: ChatAnswer) -> dict[str, Any]:
-    """Build what either API says under ``usage.kvreg``."""
-    started = answer.started
-    assert started is not None, "usage is asked for after the first event only"
-    return {
-        "reuse_path": started.reuse_path,
-        "attach": started.attach,
-        "computed_tokens": started.computed_tokens,
-    }
-
-
-def finish_reason_of(answer: ChatAnswer) -> str:
+def finish_reason_of(output: GenerationOutput) -> str:
     """The engine's reason, or ``tool_calls`` where the answer ended by itself behind calls."""
-    assert answer.finished is not None, "the reason is asked for after the last event only"
-    reason = answer.finished.finish_reason
-    return "tool_calls" if answer.calls and reason is FinishReason.STOP else reason
+    assert output.finished is not None, "the finish reason is known after the last event"
+    reason = output.finished.finish_reason
+    return "tool_calls" if output.calls and reason is FinishReason.STOP else reason
 
 
-class ChatFormat:
-    """Writes one answer as a chat completion. Implements `AnswerFormat`.
+class ChatCompletionEncoder:
+    """Writes one answer as a chat completion. Implements `ResponseEncoder`.
 
     Exactly one chunk carries ``usage`` and ``timings``: with ``includes_usage`` the extra one
     without choices, as OpenAI does it, and otherwise the one with the finish reason. So whoever
@@ -166,26 +138,26 @@ class ChatFormat:
         """Names the request."""
         return {"X-Request-Id": self.request_id}
 
-    def whole(self, answer: ChatAnswer) -> dict[str, Any]:
+    def encode_body(self, output: GenerationOutput) -> dict[str, Any]:
         """Build the body of a response that is not streamed."""
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-        if answer.reasoning is not None:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["content"] = answer.content or None
+        message: dict[str, Any] = {"role": "assistant", "content": output.content}
+        if output.reasoning is not None:
+            message["reasoning_content"] = output.reasoning
+        if output.calls:
+            message["content"] = output.content or None
             message["tool_calls"] = [
                 {
-                    "id": f"call_{piece.call_id}",
+                    "id": f"call_{part.call_id}",
                     "type": "function",
-                    "function": {"name": piece.call.name, "arguments": piece.call.arguments_json},
+                    "function": {"name": part.call.name, "arguments": part.call.arguments_json},
                 }
-                for piece in answer.calls
+                for part in output.calls
             ]
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": logprobs_of(answer.reports) if self._includes_logprobs else None,
-            "finish_reason": finish_reason_of(answer),
+            "logprobs": logprobs_of(output.reports) if self._includes_logprobs else None,
+            "finish_reason": finish_reason_of(output),
         }
         return {
             "id": self.request_id,
@@ -193,35 +165,35 @@ class ChatFormat:
             "created": self._created_s,
             "model": self._model,
             "choices": [choice],
-            "usage": usage_of(answer),
-            "timings": answer.timings(),
+            "usage": usage_of(output),
+            "timings": output.timings(),
         }
 
-    def opening(self, answer: ChatAnswer) -> Iterator[bytes]:  # noqa: ARG002
+    def encode_start(self, output: GenerationOutput) -> Iterator[bytes]:  # noqa: ARG002
         """The first chunk: the role, and no text yet."""
         yield self._chunk({"role": "assistant", "content": ""})
 
-    def more(self, piece: Piece) -> Iterator[bytes]:
+    def encode_part(self, part: OutputPart) -> Iterator[bytes]:
         """More text, as content or as reasoning, or a call: its name first, then its arguments."""
-        if not isinstance(piece, CallPiece):
-            field = "content" if piece.kind == "content" else "reasoning_content"
-            yield self._chunk({field: piece.text}, reports=piece.reports)
+        if not isinstance(part, ToolCallPart):
+            field = "content" if part.kind == "content" else "reasoning_content"
+            yield self._chunk({field: part.text}, reports=part.reports)
             return
         head = {
-            "index": piece.index,
-            "id": f"call_{piece.call_id}",
+            "index": part.index,
+            "id": f"call_{part.call_id}",
             "type": "function",
-            "function": {"name": piece.call.name, "arguments": ""},
+            "function": {"name": part.call.name, "arguments": ""},
         }
         yield self._chunk({"tool_calls": [head]})
-        for text in piece.call.argument_pieces():
-            part = {"index": piece.index, "function": {"arguments": text}}
-            yield self._chunk({"tool_calls": [part]})
+        for text in part.call.argument_pieces():
+            delta = {"index": part.index, "function": {"arguments": text}}
+            yield self._chunk({"tool_calls": [delta]})
 
-    def closing(self, answer: ChatAnswer) -> Iterator[bytes]:
+    def encode_end(self, output: GenerationOutput) -> Iterator[bytes]:
         """The chunk with the finish reason, and the one with the usage when it was asked for."""
-        numbers: dict[str, Any] = {"usage": usage_of(answer), "timings": answer.timings()}
-        reason, reports = finish_reason_of(answer), answer.take_reports()
+        numbers: dict[str, Any] = {"usage": usage_of(output), "timings": output.timings()}
+        reason, reports = finish_reason_of(output), output.take_reports()
         if self._includes_usage:
             yield self._chunk({}, finish_reason=reason, reports=reports)
             yield self._chunk(None, **numbers)
@@ -229,7 +201,7 @@ class ChatFormat:
             yield self._chunk({}, finish_reason=reason, reports=reports, **numbers)
         yield DONE
 
-    def failure(self, error: Exception) -> bytes:
+    def encode_error(self, error: Exception) -> bytes:
         """The event that ends a stream which failed."""
         return sse_event("error", body_of(error))
 

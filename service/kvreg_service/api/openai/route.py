@@ -5,13 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from kvreg_service.api.body.documentation import answer_schema
 from kvreg_service.api.body.extension_headers import read_extension_headers
 from kvreg_service.api.body.request_body import read_body
 from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.api.generation.respond import respond
 from kvreg_service.api.openai.request import IGNORED_FIELDS, ChatRequest
-from kvreg_service.api.openai.response import ChatCompletion, ChatFormat
-from kvreg_service.api.openapi import answer_schema
+from kvreg_service.api.openai.response import ChatCompletion, ChatCompletionEncoder
+
+BODIES = (ChatRequest,)
+"""For the OpenAPI document."""
 
 _DESCRIPTION = f"""Answer a conversation, whole or as server-sent events.
 
@@ -28,7 +31,7 @@ not listed. `tool_choice: none` leaves the tools in the prompt, so that it stays
 and the answer's tool calls in its text."""
 
 
-def build_chat_router(context: ApiContext) -> APIRouter:
+def build_router(context: ApiContext) -> APIRouter:
     """Build the route."""
     router = APIRouter(tags=["chat"])
 
@@ -41,14 +44,14 @@ def build_chat_router(context: ApiContext) -> APIRouter:
     )
     async def create_chat_completion(request: Request) -> Response:
         body = await read_body(request, ChatRequest, max_bytes=context.max_body_bytes)
-        context.require_model(body.model)
+        context.model.require(body.model)
         headers = read_extension_headers(request.headers)
-        asked = body.completed_by(headers).asked(context.sampling_defaults)
-        form = ChatFormat(
-            context.model_id,
+        params = body.completed_by(headers).params(context.sampling_defaults)
+        encoder = ChatCompletionEncoder(
+            context.model.model_id,
             includes_usage=body.includes_usage,
             includes_logprobs=bool(body.logprobs),
         )
-        return await respond(request, context, asked, form)
+        return await respond(request, context, params, encoder)
 
     return router

@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field, model_validator
 
+from kvreg_service.api.body.documentation import body_schema
 from kvreg_service.api.body.request_body import RequestBody, read_body, unsupported
-from kvreg_service.api.generation.context import ApiContext
-from kvreg_service.api.openapi import body_schema
 from kvreg_service.core.labels import CurrentState
-from kvreg_service.engine.interface import FitReport
+from kvreg_service.engine.interface import EngineProtocol, FitReport
 from kvreg_service.settings import MAX_ANCHORS, MAX_ENTRIES, MAX_LANES
 
 
@@ -54,14 +53,14 @@ class DrainReport(BaseModel):
     queued: int
 
 
-def build_admin_router(context: ApiContext) -> APIRouter:
+def build_admin_router(engine: EngineProtocol, max_body_bytes: int) -> APIRouter:
     """Build the routes."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.post("/drain", status_code=202, summary="Finish what runs and take nothing new")
     async def drain(grace_s: Grace = 0.0) -> DrainReport:
-        context.engine.drain(grace_s)
-        snapshot = context.engine.snapshot()
+        engine.drain(grace_s)
+        snapshot = engine.snapshot()
         return DrainReport(running=snapshot.running, queued=snapshot.queued)
 
     @router.post(
@@ -70,8 +69,8 @@ def build_admin_router(context: ApiContext) -> APIRouter:
         openapi_extra=body_schema(FitRequest),
     )
     async def fit(request: Request) -> FitReport:
-        body = await read_body(request, FitRequest, max_bytes=context.max_body_bytes)
-        return context.engine.fit(
+        body = await read_body(request, FitRequest, max_bytes=max_body_bytes)
+        return engine.fit(
             lanes=body.lanes,
             entries=body.entries,
             keep_current=body.current_state is CurrentState.KEEP,

@@ -7,8 +7,8 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from kvreg_service.api.generation.context import ApiContext
 from kvreg_service.core.errors import Draining, EngineDown, Unavailable
+from kvreg_service.engine.interface import EngineProtocol
 
 
 class Health(BaseModel):
@@ -17,10 +17,9 @@ class Health(BaseModel):
     status: Literal["ok", "draining"] = "ok"
 
 
-def build_health_router(context: ApiContext) -> APIRouter:
+def build_health_router(engine: EngineProtocol) -> APIRouter:
     """Build the routes."""
     router = APIRouter(tags=["health"])
-    engine = context.engine
 
     def require_alive() -> None:
         if not engine.is_alive:

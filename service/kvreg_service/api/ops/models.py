@@ -8,8 +8,9 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from kvreg_service.api.body.served_model import ServedModel
 from kvreg_service.api.errors import is_of_messages_api
-from kvreg_service.api.generation.context import ApiContext
+from kvreg_service.engine.interface import EngineProtocol
 
 
 class ModelCard(BaseModel):
@@ -47,35 +48,35 @@ class ModelPage(BaseModel):
     last_id: str
 
 
-def build_models_router(context: ApiContext) -> APIRouter:
+def build_models_router(engine: EngineProtocol, model: ServedModel) -> APIRouter:
     """Build the routes."""
     router = APIRouter(prefix="/v1/models", tags=["models"])
 
     def card() -> ModelCard:
-        profile = context.engine.snapshot().profile
+        profile = engine.snapshot().profile
         return ModelCard(
-            id=context.model_id,
-            created=context.created_s,
+            id=model.model_id,
+            created=model.created_s,
             max_model_len=profile.max_context_tokens,
         )
 
     def info() -> ModelInfo:
-        created = datetime.fromtimestamp(context.created_s, tz=UTC)
+        created = datetime.fromtimestamp(model.created_s, tz=UTC)
         return ModelInfo(
-            id=context.model_id,
-            display_name=context.model_id,
+            id=model.model_id,
+            display_name=model.model_id,
             created_at=created.isoformat().replace("+00:00", "Z"),
         )
 
     @router.get("", summary="List the served models")
     async def list_models(request: Request) -> ModelList | ModelPage:
         if is_of_messages_api(request):
-            return ModelPage(data=[info()], first_id=context.model_id, last_id=context.model_id)
+            return ModelPage(data=[info()], first_id=model.model_id, last_id=model.model_id)
         return ModelList(data=[card()])
 
     @router.get("/{model_id:path}", summary="Describe one model")
     async def get_model(request: Request, model_id: str) -> ModelCard | ModelInfo:
-        context.require_model(model_id)
+        model.require(model_id)
         return info() if is_of_messages_api(request) else card()
 
     return router

@@ -8,11 +8,16 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
 from kvreg_service.api.authentication import tenant_of
+from kvreg_service.api.body.documentation import body_schema
 from kvreg_service.api.body.request_body import RequestBody, read_body
-from kvreg_service.api.generation.context import ApiContext
-from kvreg_service.api.openapi import body_schema
 from kvreg_service.core.errors import SessionNotFound
-from kvreg_service.engine.interface import AnchorView, EntryView, LaneView, RegistrySnapshot
+from kvreg_service.engine.interface import (
+    AnchorView,
+    EngineProtocol,
+    EntryView,
+    LaneView,
+    RegistrySnapshot,
+)
 
 # A pin that somebody forgets ends within a week.
 MAX_PIN_S = 7 * 24 * 3600.0
@@ -50,13 +55,12 @@ class KeptSequence(BaseModel):
     anchor: AnchorView | None = None
 
 
-def build_registry_router(context: ApiContext) -> APIRouter:
+def build_registry_router(engine: EngineProtocol, max_body_bytes: int) -> APIRouter:
     """Build the routes."""
     router = APIRouter(prefix="/v1/registry", tags=["registry"])
-    engine = context.engine
 
     async def pin(request: Request, sequence_id: int) -> KeptSequence:
-        body = await read_body(request, PinRequest, max_bytes=context.max_body_bytes)
+        body = await read_body(request, PinRequest, max_bytes=max_body_bytes)
         view = tenant_of(request).view
         engine.pin(sequence_id, body.ttl_s, view)
         return find_sequence(engine.snapshot(view), sequence_id)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from kvreg_service.api import chat_request, messages_request
+from kvreg_service.api.anthropic import request as messages_request
 from kvreg_service.api.anthropic.request import MessagesRequest
 from kvreg_service.api.errors import ERROR_TABLE
+from kvreg_service.api.openai import request as chat_request
 from kvreg_service.api.openai.request import ChatRequest
 from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.core.quota import Quota

@@ -25,7 +25,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.name.endswith("request_log"):
+            if record.name.endswith("access_log"):
                 seen.append(json.loads(JsonLines().format(record)))
 
     caplog.set_level(logging.INFO)

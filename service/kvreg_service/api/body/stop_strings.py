@@ -1,0 +1,12 @@
+"""Stop strings: the same limits in both APIs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+MAX_STOP_STRINGS = 16
+
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+"""A text that ends the answer when the model writes it."""
