@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from kvreg_service.api.server import listen, url_of, uvicorn_config
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
 from kvreg_service.chat.messages import normalize_messages
 from kvreg_service.chat.prompt.boundary import Boundary
 from kvreg_service.chat.prompt.builder import ChatPrompt
@@ -345,7 +345,7 @@ class FakePromptBuilder:
     def __init__(self) -> None:
         self.conversations: list[Conversation] = []
         self.tenants: list[str] = []
-        self.remembered: list[tuple[ChatPrompt, SpelledAnswer]] = []
+        self.remembered: list[tuple[ChatPrompt, GeneratedAnswer]] = []
         self.error: KvregError | None = None
         self._tokenizer = ByteTokenizer()
 
@@ -369,7 +369,7 @@ class FakePromptBuilder:
         """Count the bytes of the prompt."""
         return len(self.build(conversation, tenant).token_ids)
 
-    def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
+    def remember(self, prompt: ChatPrompt, answer: GeneratedAnswer) -> None:
         """Record the answer."""
         self.remembered.append((prompt, answer))
 

@@ -19,7 +19,7 @@ import torch
 from engine_bench import EngineBench, Hold, token_prompt
 
 from kvreg_service.chat.echo.echo_index import EchoIndex
-from kvreg_service.chat.output.detokenizer import TextStream
+from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core.errors import KvregError, RequestFailed
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine import runner
@@ -55,8 +55,8 @@ DECODE = Operation("decode", lambda bench: bench.model, LANES)
 GREEDY_CHOICE = Operation("argmax_batch", lambda _: runner, LANES)
 DRAW = Operation("sample", lambda _: Sampler)
 REPORT = Operation("token_logprobs", lambda _: runner)
-TEXT = Operation("push", lambda _: TextStream)
-LAST_TEXT = Operation("flush", lambda _: TextStream)
+TEXT = Operation("push", lambda _: IncrementalDetokenizer)
+LAST_TEXT = Operation("flush", lambda _: IncrementalDetokenizer)
 SPELLING = Operation("record", lambda _: EchoIndex)
 EVENT = Operation("put", lambda _: Delivery)
 WAKE_UP = Operation("flush", lambda _: Delivery)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from kvreg_service.chat.output.detokenizer import TextStream
+from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.request import Request
@@ -57,7 +57,7 @@ class Answer:
         self,
         asked: GenerationRequest,
         request: Request,
-        text: TextStream,
+        text: IncrementalDetokenizer,
         delivery: Delivery[AnswerEvent],
     ) -> None:
         self.asked = asked
@@ -212,7 +212,7 @@ class Answer:
         )
 
     def _report(self, logprobs: TokenLogprobs) -> TokenReport:
-        spell = self._text.spelling
+        spell = self._text.token_bytes
         return TokenReport(
             SpelledToken(spell(logprobs.token_id), logprobs.logprob),
             tuple(SpelledToken(spell(token), logprob) for token, logprob in logprobs.top),

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 
 from kvreg_service.chat.echo.echo_index import EchoIndex
-from kvreg_service.chat.output.detokenizer import TextStream
+from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core.errors import (
@@ -125,7 +125,7 @@ class Engine:
         answer = Answer(
             request,
             self._core_request(request, ledger, arrival_s),
-            TextStream(self._parts.tokenizer, request.stop),
+            IncrementalDetokenizer(self._parts.tokenizer, request.stop),
             self._delivery,
         )
         self._submit(answer)

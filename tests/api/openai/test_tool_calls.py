@@ -161,7 +161,7 @@ async def test_spelling_of_a_call_is_remembered_before_the_client_has_its_end(
     engine.scripts = [Script(steps=["Hm.\n</think>\n\n", f"Look: {CALL}\n"])]
     await client.post(URL, json=body | {"enable_thinking": True})
     ((_, answer),) = prompt_builder.remembered
-    assert answer.spelling == f"Look: {CALL}\n"
+    assert answer.text == f"Look: {CALL}\n"
     assert (answer.content, [call.name for call in answer.calls]) == ("Look: ", ["look"])
 
 

@@ -17,7 +17,7 @@ from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import EngineProtocol
 
 if TYPE_CHECKING:
-    from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+    from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
     from kvreg_service.chat.prompt.builder import ChatPrompt
 
 
@@ -42,7 +42,7 @@ class PromptBuilderProtocol(Protocol):
         """Return how many tokens ``build`` would give. Called like ``build``, and raises as it."""
         ...
 
-    def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
+    def remember(self, prompt: ChatPrompt, answer: GeneratedAnswer) -> None:
         """Note how the model spelled an answer that its client may echo. From any thread."""
         ...
 

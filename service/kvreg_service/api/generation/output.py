@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
 from kvreg_service.chat.output.reasoning import Kind, ReasoningSplitter
 from kvreg_service.chat.tool_calls.parser import Part, ToolCallParser
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
@@ -131,10 +131,10 @@ class GenerationOutput:
         """The reasoning; None if there is none."""
         return self._text_of("reasoning") or None
 
-    def spelled(self) -> SpelledAnswer:
+    def spelled(self) -> GeneratedAnswer:
         """Return content and calls with the text that the model generated for them."""
         calls = [part.call for part in self.calls]
-        return SpelledAnswer(self.content, calls, "".join(self._spelling))
+        return GeneratedAnswer(self.content, calls, "".join(self._spelling))
 
     def timings(self) -> dict[str, float]:
         """Build the ``timings`` of a response, in seconds."""

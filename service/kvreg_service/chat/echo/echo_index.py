@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from kvreg_service.chat.tokens.fair_share_cache import FairCache
+from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core.identity import DEFAULT_TENANT
 
@@ -32,7 +32,7 @@ class EchoIndex:
 
     def __init__(self, tokenizer: Tokenizer, *, max_tokens: int = MAX_ECHO_TOKENS) -> None:
         self._tokenizer = tokenizer
-        self._ids: FairCache[tuple[str, bytes], array[int]] = FairCache(max_tokens)
+        self._ids: FairShareCache[tuple[str, bytes], array[int]] = FairShareCache(max_tokens)
         # How many segments have this text: nearly every look-up ends here, without a digest.
         self._num_by_text: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()

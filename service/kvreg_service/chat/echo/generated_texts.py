@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from kvreg_service.chat.messages import Message
-from kvreg_service.chat.tokens.fair_share_cache import FairCache
+from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
 
 # Thousands of calls, among them such as write whole files.
-MAX_SPELLED_CHARACTERS = 1 << 24
+MAX_INDEXED_CHARACTERS = 1 << 24
 
 _START = b"conversation"
 
 
 @dataclass(frozen=True)
-class SpelledAnswer:
+class GeneratedAnswer:
     """An answer as its client got it, and the text, without reasoning, that the model wrote."""
 
     content: str
     calls: Sequence[ToolCall]
-    spelling: str
+    text: str
 
     def as_message(self) -> Message:
         """The message that an exact echo becomes."""
@@ -39,26 +39,26 @@ class SpelledAnswer:
         return {"role": "assistant", "content": self.content, "tool_calls": calls}
 
 
-class SpellingIndex:
+class GeneratedTextIndex:
     """Answers of several tenants by digest. Safe to share by threads."""
 
-    def __init__(self, *, max_characters: int = MAX_SPELLED_CHARACTERS) -> None:
-        self._spellings: FairCache[bytes, str] = FairCache(max_characters)
+    def __init__(self, *, max_characters: int = MAX_INDEXED_CHARACTERS) -> None:
+        self._texts: FairShareCache[bytes, str] = FairShareCache(max_characters)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._spellings)
+        return len(self._texts)
 
-    def record(self, tenant: str, history: bytes, answer: SpelledAnswer) -> None:
+    def record(self, tenant: str, history: bytes, answer: GeneratedAnswer) -> None:
         """Note an answer to the conversation with this digest. A later spelling replaces it."""
         key = digest_after(history, answer.as_message())
         with self._lock:
-            self._spellings.put(tenant, key, answer.spelling, len(answer.spelling))
+            self._texts.put(tenant, key, answer.text, len(answer.text))
 
     def find(self, tenant: str, digest: bytes) -> str | None:
         """The spelling of the message with which a conversation reaches this digest, or None."""
         with self._lock:
-            return self._spellings.find(tenant, digest)
+            return self._texts.find(tenant, digest)
 
 
 def digests(messages: Iterable[Message]) -> list[bytes]:

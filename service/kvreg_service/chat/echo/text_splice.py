@@ -22,7 +22,7 @@ _FENCE = "\ufdd2"
 _MARK = re.compile(f"{_FENCE}([0-9]+){_FENCE}")
 
 
-class Respelling:
+class TextSplice:
     """Spellings by the index of their message, for one conversation. Stateless."""
 
     def __init__(self, spellings: Mapping[int, str]) -> None:
@@ -46,7 +46,7 @@ class Respelling:
         messages: Sequence[Message],
         render: Callable[[Sequence[Message]], str],
         reads_as: Callable[[str, int], bool],
-    ) -> Respelling:
+    ) -> TextSplice:
         """This respelling without the messages for which there is any doubt.
 
         ``reads_as`` says whether a rendered text has the meaning of the message with this index.
@@ -56,8 +56,8 @@ class Respelling:
         plain, marked = render(messages), render(self.mark(messages))
         places = list(self._places(plain, marked))
         if [i for i, _ in places] != sorted(self._spellings):
-            return Respelling({})
-        return Respelling({i: self._spellings[i] for i, text in places if reads_as(text, i)})
+            return TextSplice({})
+        return TextSplice({i: self._spellings[i] for i, text in places if reads_as(text, i)})
 
     def _places(self, plain: str, marked: str) -> Iterator[tuple[int, str]]:
         """The marks in their order, each with what the plain rendering has in its place.

@@ -14,14 +14,14 @@ from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class TextStep:
+class DecodedText:
     """The text that one token made certain, and whether a stop string ended the answer."""
 
     text: str
     is_stopped: bool
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Decodes one answer. Owns the bytes of an unfinished character and a possible stop string.
 
     The stop string that is completed first ends the answer, whichever tokens it arrives in; the
@@ -35,13 +35,13 @@ class TextStream:
         self._held = ""
         self.stopped_by: str | None = None
 
-    def push(self, token_id: int) -> TextStep:
+    def push(self, token_id: int) -> DecodedText:
         """Take the next token. After a stop string further tokens have no text."""
         if self.stopped_by is not None or self._tokenizer.is_special(token_id):
-            return TextStep("", self.stopped_by is not None)
+            return DecodedText("", self.stopped_by is not None)
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
-    def spelling(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, also of one that has no text in an answer."""
         return self._tokenizer.token_bytes(token_id)
 
@@ -53,16 +53,16 @@ class TextStream:
         held, self._held = self._held, ""
         return step.text + held
 
-    def _take(self, text: str) -> TextStep:
+    def _take(self, text: str) -> DecodedText:
         if not self._stop:
-            return TextStep(text, False)
+            return DecodedText(text, False)
         text = self._held + text
         found = [(text.find(stop) + len(stop), stop) for stop in self._stop if stop in text]
         if found:
             end, stop = min(found, key=lambda hit: (hit[0], -len(hit[1])))
             self.stopped_by = stop
             self._held = ""
-            return TextStep(text[: end - len(stop)], True)
+            return DecodedText(text[: end - len(stop)], True)
         num_held = max(partial_suffix_len(text, stop) for stop in self._stop)
         self._held = text[len(text) - num_held :]
-        return TextStep(text[: len(text) - num_held], False)
+        return DecodedText(text[: len(text) - num_held], False)

@@ -13,14 +13,19 @@ from dataclasses import dataclass
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.echo_index import EchoIndex
-from kvreg_service.chat.echo.generated_texts import SpelledAnswer, SpellingIndex, digests, meaning
-from kvreg_service.chat.echo.text_splice import Respelling
+from kvreg_service.chat.echo.generated_texts import (
+    GeneratedAnswer,
+    GeneratedTextIndex,
+    digests,
+    meaning,
+)
+from kvreg_service.chat.echo.text_splice import TextSplice
 from kvreg_service.chat.messages import Message, normalize_messages
 from kvreg_service.chat.output.reasoning import THINK_CLOSE, THINK_OPEN
 from kvreg_service.chat.prompt.boundary import Boundary, find_boundary
 from kvreg_service.chat.prompt.encoded_text import EncodedText, TextEncoder
 from kvreg_service.chat.prompt.heads import find_heads
-from kvreg_service.chat.prompt.special_token_escaper import Literals
+from kvreg_service.chat.prompt.special_token_escaper import SpecialTokenEscaper
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.chat.tool_calls.parser import parse_answer
@@ -89,11 +94,11 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._max_context_tokens = max_context_tokens
         self._template = template
-        self._spellings = SpellingIndex()
-        self._literals = Literals(
+        self._spellings = GeneratedTextIndex()
+        self._escaper = SpecialTokenEscaper(
             special_tokens=tokenizer.special_tokens, added_tokens=tokenizer.added_tokens
         )
-        self._encoder = TextEncoder(tokenizer, self._literals, echo)
+        self._encoder = TextEncoder(tokenizer, self._escaper, echo)
 
     def build(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> ChatPrompt:
         """The prompt that asks for the next answer, or for the rest of the last one.
@@ -131,9 +136,7 @@ class PromptBuilder:
             starts_in_reasoning=self._is_reasoning_open(text, is_continued),
             is_continuation=is_continued,
             history=None if is_continued else rendered.history,
-            heads=find_heads(
-                conversation, messages, encoded, render, encode, self._literals.protect
-            ),
+            heads=find_heads(conversation, messages, encoded, render, encode, self._escaper.escape),
             tenant=tenant,
             session=rendered.session,
         )
@@ -148,7 +151,7 @@ class PromptBuilder:
         self._refuse_hopeless(rendered.text)
         return len(self._encoder.encode(rendered.text, tenant).token_ids)
 
-    def remember(self, prompt: ChatPrompt, answer: SpelledAnswer) -> None:
+    def remember(self, prompt: ChatPrompt, answer: GeneratedAnswer) -> None:
         """Note how the model spelled its answer, for the prompts in which the client echoes it."""
         if prompt.history is not None:
             self._spellings.record(prompt.tenant, prompt.history, answer)
@@ -163,12 +166,12 @@ class PromptBuilder:
 
     def _render(self, conversation: Conversation, tenant: str) -> _Rendered:
         said = normalize_messages(conversation.messages)
-        messages = self._literals.protect_messages(said)
+        messages = self._escaper.escape_messages(said)
         render = self._renderer(conversation)
         chain = digests(said) if conversation.tools else []
         # What is continued keeps the form in which it can be left open.
         num_closed = len(said) - 1 if conversation.continue_final_message else len(said)
-        respelling = Respelling(self._known_spellings(said, chain[:num_closed], tenant)).confirmed(
+        respelling = TextSplice(self._known_spellings(said, chain[:num_closed], tenant)).confirmed(
             messages,
             lambda plain: render(plain, True),
             lambda text, i: self._reads_as(text, said[i], conversation),
@@ -194,13 +197,13 @@ class PromptBuilder:
             for i, digest in enumerate(chain)
             if messages[i]["role"] == "assistant" and "tool_calls" in messages[i]
         }
-        return {i: self._literals.protect(text) for i, text in found.items() if text is not None}
+        return {i: self._escaper.escape(text) for i, text in found.items() if text is not None}
 
     def _reads_as(self, text: str, message: Message, conversation: Conversation) -> bool:
         """Whether a rendered answer is parsed to the message that it was rendered from."""
-        spelling = self._literals.reveal(text)
+        spelling = self._escaper.unescape(text)
         content, calls = parse_answer(spelling, conversation.tools or ())
-        answer = SpelledAnswer(content, calls, spelling)
+        answer = GeneratedAnswer(content, calls, spelling)
         return meaning(answer.as_message()) == meaning(message)
 
     def _renderer(self, conversation: Conversation) -> _Render:
@@ -208,8 +211,8 @@ class PromptBuilder:
         for i, tool in enumerate(conversation.tools or ()):
             if not isinstance(tool, Mapping):
                 raise InvalidRequest(f"tools[{i}] is not an object", param=f"tools[{i}]")
-        tools = self._literals.protect(list(conversation.tools or ()))
-        variables = self._literals.protect(conversation.template_variables)
+        tools = self._escaper.escape(list(conversation.tools or ()))
+        variables = self._escaper.escape(conversation.template_variables)
 
         def render(messages: Sequence[Message], add_generation_prompt: bool) -> str:
             return self._template.render(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.prompt.common_prefix import common_prefix_len
-from kvreg_service.chat.prompt.special_token_escaper import Literals
+from kvreg_service.chat.prompt.special_token_escaper import SpecialTokenEscaper
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 
@@ -30,9 +30,9 @@ class EncodedText:
 class TextEncoder:
     """Encodes rendered texts. Stateless but for what the tokenizer and the echo index keep."""
 
-    def __init__(self, tokenizer: Tokenizer, literals: Literals, echo: EchoIndex) -> None:
+    def __init__(self, tokenizer: Tokenizer, escaper: SpecialTokenEscaper, echo: EchoIndex) -> None:
         self._tokenizer = tokenizer
-        self._literals = literals
+        self._escaper = escaper
         self._echo = echo
 
     def encode(self, text: str, tenant: str, like: EncodedText | None = None) -> EncodedText:
@@ -52,7 +52,7 @@ class TextEncoder:
                 ids = like.token_ids[: token_cuts[-1]]
         position = char_cuts[-1] if char_cuts else 0
         for segment, added_id in self._tokenizer.split(text, position):
-            plain = self._literals.reveal(segment)
+            plain = self._escaper.unescape(segment)
             segment_ids = self._echo.find(plain, ids, tenant)
             if segment_ids is None:
                 segment_ids = self._tokenizer.encode_segment(plain, tenant)
@@ -60,7 +60,7 @@ class TextEncoder:
             position += len(segment)
             if added_id is not None:
                 ids.append(added_id)
-                position += self._tokenizer.spelled_len(added_id)
+                position += self._tokenizer.added_token_len(added_id)
                 char_cuts.append(position)
                 token_cuts.append(len(ids))
         return EncodedText(text, ids, char_cuts, token_cuts)

@@ -29,7 +29,7 @@ def find_heads(
     prompt: EncodedText,
     render: Callable[[Sequence[Message]], str],
     encode: Callable[[str], EncodedText],
-    protect: Callable[[str], str],
+    escape: Callable[[str], str],
 ) -> tuple[Head, ...]:
     """The heads of a prompt, the shortest first; each leaves at least one token of it.
 
@@ -40,7 +40,7 @@ def find_heads(
     one inside of it does. Of too many marks the last ``MAX_MARKED_HEADS`` count. Heads of one
     length are one. A template that refuses what is invented has none there.
 
-    ``messages`` are those of the conversation in the form that ``render`` takes, and ``protect``
+    ``messages`` are those of the conversation in the form that ``render`` takes, and ``escape``
     gives a text that form; ``encode`` encodes a rendered text.
     """
     num_leading = sum(1 for _ in takewhile(_is_system, messages))
@@ -55,7 +55,7 @@ def find_heads(
         if num_characters is None:
             probes = list(_continuations(messages[: i + 1]))
         else:
-            said = protect(str(conversation.messages[i].get("content", ""))[:num_characters])
+            said = escape(str(conversation.messages[i].get("content", ""))[:num_characters])
             probes = list(_rewordings(messages[: i + 1], said))
         probes_by_end.append((probes, True))
     heads: dict[int, bool] = {}

@@ -27,30 +27,30 @@ _MARK = "\ufdd0"
 _MARKED = re.compile(f"{_MARK}({_MARK}?)")
 
 
-class Literals:
+class SpecialTokenEscaper:
     """Marks what a client's text spells out, for one vocabulary. Stateless."""
 
     def __init__(self, *, special_tokens: Iterable[str], added_tokens: Iterable[str]) -> None:
         self._special = _finder(special_tokens)
         self._added = _finder(added_tokens)
 
-    def protect_messages(self, messages: Iterable[Message]) -> list[Message]:
+    def escape_messages(self, messages: Iterable[Message]) -> list[Message]:
         """The messages with a mark in each token that has to stay text."""
         return [
             {
-                key: _protect(value, self._added)
+                key: _escape(value, self._added)
                 if message["role"] == "tool" and key == "content"
-                else _protect(value, self._special)
+                else _escape(value, self._special)
                 for key, value in message.items()
             }
             for message in messages
         ]
 
-    def protect(self, value: _Json) -> _Json:
+    def escape(self, value: _Json) -> _Json:
         """A JSON-like value, such as tool definitions, with each special token marked."""
-        return cast(_Json, _protect(value, self._special))
+        return cast(_Json, _escape(value, self._special))
 
-    def reveal(self, text: str) -> str:
+    def unescape(self, text: str) -> str:
         """Remove the marks: the text as the client wrote it."""
         return _MARKED.sub(r"\1", text) if _MARK in text else text
 
@@ -61,15 +61,15 @@ def _finder(tokens: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
 
-def _protect(value: object, finder: re.Pattern[str] | None) -> object:
+def _escape(value: object, finder: re.Pattern[str] | None) -> object:
     match value:
         case str():
             text = value.replace(_MARK, _MARK + _MARK) if _MARK in value else value
             return text if finder is None else finder.sub(_mark, text)
         case Mapping():
-            return {_protect(k, finder): _protect(v, finder) for k, v in value.items()}
+            return {_escape(k, finder): _escape(v, finder) for k, v in value.items()}
         case list() | tuple():
-            return [_protect(entry, finder) for entry in value]
+            return [_escape(entry, finder) for entry in value]
         case _:
             return value
 

@@ -18,7 +18,7 @@ class _Sized(NamedTuple, Generic[_Value]):
     size: int
 
 
-class FairCache(Generic[_Key, _Value]):
+class FairShareCache(Generic[_Key, _Value]):
     """Values by tenant and key, bounded by the sum of their sizes. Its owner guards it.
 
     When room is needed, the tenant that holds the most gives up what it has not used for longest.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tokenizers  # type: ignore[import-untyped]
 
-from kvreg_service.chat.tokens.fair_share_cache import FairCache
+from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.core.errors import CheckpointError
 from kvreg_service.core.identity import DEFAULT_TENANT
 
@@ -64,7 +64,7 @@ class Tokenizer:
         self.vocab_size = whole.get_vocab_size(with_added_tokens=True)
         self.digest = sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
         self.eos_token_ids = frozenset(self._resolve_eos(eos_tokens))
-        self._segments: FairCache[str, array[int]] = FairCache(max_cached_characters)
+        self._segments: FairShareCache[str, array[int]] = FairShareCache(max_cached_characters)
         self._lock = threading.Lock()
         self._refuse_unless_segments_stand_alone(whole)
 
@@ -144,7 +144,7 @@ class Tokenizer:
         """Return a lower bound of the tokens of ``text``, without encoding it."""
         return len(text) // self._longest_token_bytes
 
-    def spelled_len(self, added_id: int) -> int:
+    def added_token_len(self, added_id: int) -> int:
         """Number of characters that spell this added token."""
         return self._added_lens[added_id]
 

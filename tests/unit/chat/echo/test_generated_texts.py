@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.chat.echo.generated_texts import SpelledAnswer, SpellingIndex, digests
+from kvreg_service.chat.echo.generated_texts import GeneratedAnswer, GeneratedTextIndex, digests
 from kvreg_service.chat.messages import Message, normalize_messages
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
 
 _USER = {"role": "user", "content": "Where?"}
-_ANSWER = SpelledAnswer("So:", [ToolCall("look", {"at": "sky", "days": 3})], "SPELLING")
+_ANSWER = GeneratedAnswer("So:", [ToolCall("look", {"at": "sky", "days": 3})], "SPELLING")
 
 
 def _call(arguments: object, name: str = "look", **more: object) -> dict[str, object]:
@@ -20,14 +20,14 @@ def _echo(*calls: dict[str, object], content: object = "So:", **more: object) ->
     return {"role": "assistant", "content": content, "tool_calls": list(calls), **more}
 
 
-def _found(index: SpellingIndex, *messages: dict[str, object]) -> str | None:
+def _found(index: GeneratedTextIndex, *messages: dict[str, object]) -> str | None:
     normal: list[Message] = normalize_messages(list(messages))
     return index.find("a tenant", digests(normal)[-1])
 
 
 @pytest.fixture
-def index() -> SpellingIndex:
-    index = SpellingIndex()
+def index() -> GeneratedTextIndex:
+    index = GeneratedTextIndex()
     index.record("a tenant", digests(normalize_messages([_USER]))[-1], _ANSWER)
     return index
 
@@ -46,7 +46,7 @@ def index() -> SpellingIndex:
     ids=str,
 )
 def test_an_echo_is_known_however_its_client_writes_it(
-    index: SpellingIndex, echo: dict[str, object]
+    index: GeneratedTextIndex, echo: dict[str, object]
 ) -> None:
     assert _found(index, _USER, echo) == "SPELLING"
 
@@ -65,7 +65,7 @@ def test_an_echo_is_known_however_its_client_writes_it(
     ],
     ids=str,
 )
-def test_another_message_is_not_known(index: SpellingIndex, echo: dict[str, object]) -> None:
+def test_another_message_is_not_known(index: GeneratedTextIndex, echo: dict[str, object]) -> None:
     assert _found(index, _USER, echo) is None
 
 
@@ -79,19 +79,19 @@ def test_another_message_is_not_known(index: SpellingIndex, echo: dict[str, obje
     ],
 )
 def test_another_conversation_does_not_know_it(
-    index: SpellingIndex, history: list[dict[str, object]]
+    index: GeneratedTextIndex, history: list[dict[str, object]]
 ) -> None:
     echo = _echo(_call('{"at": "sky", "days": 3}'))
     assert _found(index, *history, echo) is None
 
 
-def test_another_tenant_does_not_know_it(index: SpellingIndex) -> None:
+def test_another_tenant_does_not_know_it(index: GeneratedTextIndex) -> None:
     echo = normalize_messages([_USER, _echo(_call('{"at": "sky", "days": 3}'))])
     assert index.find("another tenant", digests(echo)[-1]) is None
 
 
 def test_many_answers_of_another_tenant_leave_it() -> None:
-    index = SpellingIndex(max_characters=24)
+    index = GeneratedTextIndex(max_characters=24)
     history = digests(normalize_messages([_USER]))[-1]
     index.record("a tenant", history, _ANSWER)
     for name in range(10):
@@ -108,22 +108,22 @@ def test_ids_in_the_history_make_no_difference() -> None:
     assert first == second
 
 
-def test_a_later_spelling_replaces_an_earlier_one(index: SpellingIndex) -> None:
-    later = SpelledAnswer(_ANSWER.content, _ANSWER.calls, "OTHER")
+def test_a_later_spelling_replaces_an_earlier_one(index: GeneratedTextIndex) -> None:
+    later = GeneratedAnswer(_ANSWER.content, _ANSWER.calls, "OTHER")
     index.record("a tenant", digests(normalize_messages([_USER]))[-1], later)
     assert _found(index, _USER, _echo(_call('{"at": "sky", "days": 3}'))) == "OTHER"
     assert len(index) == 1
 
 
 def test_the_oldest_makes_room() -> None:
-    index = SpellingIndex(max_characters=20)
+    index = GeneratedTextIndex(max_characters=20)
     for history in (b"a", b"b", b"c"):
         index.record("a tenant", history, _ANSWER)
     assert len(index) == 2
 
 
 def test_what_was_used_is_not_the_oldest() -> None:
-    index = SpellingIndex(max_characters=20)
+    index = GeneratedTextIndex(max_characters=20)
     history = digests(normalize_messages([_USER]))[-1]
     index.record("a tenant", history, _ANSWER)
     index.record("a tenant", b"b", _ANSWER)
@@ -134,6 +134,6 @@ def test_what_was_used_is_not_the_oldest() -> None:
 
 
 def test_what_is_larger_than_the_bound_is_not_kept() -> None:
-    index = SpellingIndex(max_characters=7)
+    index = GeneratedTextIndex(max_characters=7)
     index.record("a tenant", b"a", _ANSWER)
     assert len(index) == 0

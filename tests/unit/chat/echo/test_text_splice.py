@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvreg_service.chat.echo.text_splice import Respelling
+from kvreg_service.chat.echo.text_splice import TextSplice
 from kvreg_service.chat.messages import Message
 
 Render = Callable[[Sequence[Message]], str]
@@ -36,7 +36,7 @@ def _respelled(
     spellings: dict[int, str],
     reads_as: Callable[[str, int], bool] = lambda text, i: text == _body(_MESSAGES[i]),
 ) -> str:
-    respelling = Respelling(spellings).confirmed(_MESSAGES, render, reads_as)
+    respelling = TextSplice(spellings).confirmed(_MESSAGES, render, reads_as)
     return respelling.fill(render(respelling.mark(_MESSAGES)))
 
 
@@ -53,7 +53,7 @@ def test_without_spellings_nothing_is_rendered() -> None:
     def never(_: Sequence[Message]) -> str:
         raise AssertionError("rendered")
 
-    assert Respelling({}).confirmed(_MESSAGES, never, lambda *_: True).mark(_MESSAGES) == _MESSAGES
+    assert TextSplice({}).confirmed(_MESSAGES, never, lambda *_: True).mark(_MESSAGES) == _MESSAGES
 
 
 def test_a_message_that_reads_differently_keeps_its_form() -> None:
@@ -91,5 +91,5 @@ def test_a_template_that_does_more_than_write_messages_keeps_its_form(render: Re
 
 def test_a_client_that_writes_a_mark_keeps_the_form_of_the_template() -> None:
     messages = [{"role": "user", "content": "\ufdd21\ufdd2"}, *_MESSAGES[1:]]
-    respelling = Respelling({1: "A!"}).confirmed(messages, _chatml, lambda *_: True)
+    respelling = TextSplice({1: "A!"}).confirmed(messages, _chatml, lambda *_: True)
     assert respelling.fill(_chatml(respelling.mark(messages))) == _chatml(messages)

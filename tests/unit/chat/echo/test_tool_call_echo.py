@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.chat.tool_calls.parser import parse_answer
@@ -65,7 +65,7 @@ def ask(
 def answer(builder: PromptBuilder, prompt: ChatPrompt, spelling: str) -> Message:
     """Let the model answer in this spelling; return what a client makes of it and sends back."""
     content, calls = parse_answer(spelling, TOOLS)
-    builder.remember(prompt, SpelledAnswer(content, calls, spelling))
+    builder.remember(prompt, GeneratedAnswer(content, calls, spelling))
     return {
         "role": "assistant",
         "content": content or None,

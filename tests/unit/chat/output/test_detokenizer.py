@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvreg_service.chat.output.detokenizer import TextStream
+from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 _IDS = st.lists(st.integers(0, 2047), max_size=30)
@@ -24,7 +24,7 @@ def byte_tokens(tokenizer: Tokenizer) -> ByteTokens:
 
 
 def _run(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> tuple[list[str], bool]:
-    stream = TextStream(tokenizer, stop)
+    stream = IncrementalDetokenizer(tokenizer, stop)
     texts = []
     for token_id in ids:
         step = stream.push(token_id)
@@ -76,11 +76,11 @@ def test_the_answer_ends_before_the_first_completed_stop_string(
 
 def test_one_token_may_complete_two_stop_strings(tokenizer: Tokenizer) -> None:
     (token_id,) = tokenizer.encode(" the")
-    assert TextStream(tokenizer, [" the", "h"]).push(token_id).text == " t"
+    assert IncrementalDetokenizer(tokenizer, [" the", "h"]).push(token_id).text == " t"
 
 
 def test_the_stop_string_that_ended_the_answer_is_named(tokenizer: Tokenizer) -> None:
-    stream = TextStream(tokenizer, ["b", "ab", "c"])
+    stream = IncrementalDetokenizer(tokenizer, ["b", "ab", "c"])
     assert stream.stopped_by is None
     for token_id in tokenizer.encode("xabc"):
         stream.push(token_id)
@@ -88,23 +88,23 @@ def test_the_stop_string_that_ended_the_answer_is_named(tokenizer: Tokenizer) ->
 
 
 def test_what_may_become_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
-    stream = TextStream(tokenizer, ["END"])
+    stream = IncrementalDetokenizer(tokenizer, ["END"])
     texts = [stream.push(token_id).text for token_id in tokenizer.encode_segment("xE")]
     assert "".join(texts) == "x"
 
 
 def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
-    stream = TextStream(tokenizer)
+    stream = IncrementalDetokenizer(tokenizer)
     assert stream.push(next(iter(tokenizer.eos_token_ids))).text == ""
 
 
 def test_think_markup_has_text(tokenizer: Tokenizer) -> None:
     (token_id,) = tokenizer.encode("<think>")
-    assert TextStream(tokenizer).push(token_id).text == "<think>"
+    assert IncrementalDetokenizer(tokenizer).push(token_id).text == "<think>"
 
 
 def test_after_a_stop_string_nothing_follows(tokenizer: Tokenizer) -> None:
-    stream = TextStream(tokenizer, ["a"])
+    stream = IncrementalDetokenizer(tokenizer, ["a"])
     for token_id in tokenizer.encode("ba"):
         stream.push(token_id)
     assert (stream.push(tokenizer.encode("c")[0]).text, stream.flush()) == ("", "")
@@ -113,6 +113,6 @@ def test_after_a_stop_string_nothing_follows(tokenizer: Tokenizer) -> None:
 def test_an_unfinished_character_ends_as_the_replacement_character(
     tokenizer: Tokenizer, byte_tokens: ByteTokens
 ) -> None:
-    stream = TextStream(tokenizer)
+    stream = IncrementalDetokenizer(tokenizer)
     stream.push(byte_tokens[0xF0])
     assert stream.flush() == "\ufffd"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.prompt.encoded_text import TextEncoder
-from kvreg_service.chat.prompt.special_token_escaper import Literals
+from kvreg_service.chat.prompt.special_token_escaper import SpecialTokenEscaper
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 # The last two begin alike: which of them stands in a text depends on what follows.
@@ -25,10 +25,10 @@ def encoder(model_path: Path) -> TextEncoder:
     longer = {**definition["added_tokens"][-1], "id": 2048, "content": "<|im_end|>!"}
     definition["added_tokens"].append(longer)
     tokenizer = Tokenizer(definition)
-    literals = Literals(
+    escaper = SpecialTokenEscaper(
         special_tokens=tokenizer.special_tokens, added_tokens=tokenizer.added_tokens
     )
-    return TextEncoder(tokenizer, literals, EchoIndex(tokenizer))
+    return TextEncoder(tokenizer, escaper, EchoIndex(tokenizer))
 
 
 @given(head=_TEXT, tail=_TEXT, other_tail=_TEXT)

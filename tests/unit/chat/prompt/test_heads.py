@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.echo_index import EchoIndex
-from kvreg_service.chat.echo.generated_texts import SpelledAnswer
+from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
@@ -397,7 +397,7 @@ def test_a_head_with_a_tool_call_has_the_spelling_of_the_model(builder_of: Build
     asked = _build(builder, [_user()], tools=tools)
     spelling = '<tool_call>\n{"arguments":{"page":1},"name":"look_up"}\n</tool_call>'
     content, calls = parse_answer(spelling, tools)
-    builder.remember(asked, SpelledAnswer(content, calls, spelling))
+    builder.remember(asked, GeneratedAnswer(content, calls, spelling))
     messages = [_user(), *_tool_round(1, "blue")]
     prompt = _build(
         builder,

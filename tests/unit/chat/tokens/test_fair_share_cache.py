@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvreg_service.chat.tokens.fair_share_cache import FairCache
+from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 
-Cache = FairCache[int, str]
+Cache = FairShareCache[int, str]
 
 
 def _filled(cache: Cache, tenant: str, *keys: int, size: int = 1) -> None:
