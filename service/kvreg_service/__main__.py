@@ -37,8 +37,8 @@ def serve(settings: Settings) -> None:
         ConfigurationError: The settings cannot be served; nothing has been printed yet.
     """
     from kvreg_service.api.server import url_of
-    from kvreg_service.composition import engine_options
     from kvreg_service.engine.reservation import plan_cpu
+    from kvreg_service.engine_options import engine_options
     from kvreg_service.log_format import install_json_log
     from kvreg_service.model.config import ModelConfig
     from kvreg_service.settings import require_servable
@@ -77,9 +77,9 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
 
     from kvreg_service.api.app import create_app
     from kvreg_service.api.server import DrainingServer, url_of
-    from kvreg_service.composition import engine_options
     from kvreg_service.engine.build import build_engine, load_model
     from kvreg_service.engine.reservation import plan_cpu
+    from kvreg_service.engine_options import engine_options
     from kvreg_service.load_progress import show_loading
     from kvreg_service.model.generation_config import read_sampling_defaults
     from kvreg_service.telemetry.metrics.metrics import Metrics

@@ -17,7 +17,9 @@ from kvreg_service.engine.build import LoadedModel, load_model
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import Settings, load_settings
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, running_server
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
+from kvreg_service.testing.http_server import running_server
 
 MODEL = "fake-model"
 

@@ -18,7 +18,9 @@ from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.quota import Quota
 from kvreg_service.settings import load_settings
 from kvreg_service.tenants import directory
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, Gate, Script, running_server
+from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
+from kvreg_service.testing.http_server import running_server
 
 pytestmark = pytest.mark.anyio
 MODEL = "fake-model"

@@ -29,7 +29,8 @@ from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import load_settings
-from kvreg_service.testing import FakeEngine, FakePromptBuilder
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 MODEL = "fake-model"
 CHECKS = [

@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from kvreg_service.api.server import DrainingServer, listen, url_of
-from kvreg_service.testing import FakeEngine, Gate, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/chat/completions"

@@ -13,11 +13,11 @@ import pytest
 from fastapi import FastAPI
 
 from kvreg_service.api.app import create_app
-from kvreg_service.composition import engine_options
 from kvreg_service.engine.build import LoadedModel, build_engine, load_model
+from kvreg_service.engine_options import engine_options
 from kvreg_service.model.generation_config import read_sampling_defaults
 from kvreg_service.settings import load_settings
-from kvreg_service.testing import running_server
+from kvreg_service.testing.http_server import running_server
 
 pytest.register_assert_rewrite("tests.cases.server", "tests.cases.session")
 

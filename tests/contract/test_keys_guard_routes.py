@@ -13,7 +13,8 @@ from starlette.routing import BaseRoute, Route
 from kvreg_service.api.app import create_app
 from kvreg_service.api.authentication import OPEN_PATHS
 from kvreg_service.settings import load_settings
-from kvreg_service.testing import FakeEngine, FakePromptBuilder
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 KEYS = json.dumps(
     {"tenants": {"alpha": {"keys": ["a1"]}, "root": {"keys": ["r1"], "is_admin": True}}}

@@ -12,7 +12,7 @@ from tests.contract.metric_names import METRIC_LABELS
 
 from kvreg_service.telemetry.metrics.exposition import Exposer
 from kvreg_service.telemetry.metrics.metrics import Metrics
-from kvreg_service.testing import FakeEngine
+from kvreg_service.testing.fake_engine import FakeEngine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 # What one engine has and another has not; a document can name no values of them.

@@ -14,13 +14,13 @@ from typing import Any
 from engine_bench import TIMEOUT_S, Hold
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.composition import engine_options
 from kvreg_service.core.budget import MemoryPlan
 from kvreg_service.core.errors import KvregError, RequestFailed
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
 from kvreg_service.engine.reservation import plan_cpu
+from kvreg_service.engine_options import engine_options
 from kvreg_service.settings import Settings, load_settings
 from kvreg_service.telemetry.request_log.factory import open_request_log
 

@@ -23,7 +23,8 @@ from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import KvregError
 from kvreg_service.setting_names import environment_name
 from kvreg_service.settings import load_settings
-from kvreg_service.testing import FakeEngine, FakePromptBuilder
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 PROFILE = make_profile(lanes=2, registryEntries=3, currentState="Drop", anchors=1)
 

@@ -36,7 +36,7 @@ from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import StepPlan
 from kvreg_service.core.value import CostModel
-from kvreg_service.fake_runner import FakeRunner, Prefix
+from kvreg_service.testing.fake_runner import FakeRunner, Prefix
 
 STOP_TOKENS = frozenset({4, 5})
 COST = CostModel(slot_bytes=1000, page_bytes=640)

@@ -9,7 +9,7 @@ from kvreg_service.core.pages import PageState
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.step import StepPlan
-from kvreg_service.fake_runner import FakeRunner
+from kvreg_service.testing.fake_runner import FakeRunner
 
 Place = tuple[Sequence, LaneId | None, EntryId | None, AnchorId | None]
 

@@ -21,7 +21,7 @@ from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.interface import SpelledToken, TokenReport
 from kvreg_service.settings import load_settings
-from kvreg_service.testing import running_server
+from kvreg_service.testing.http_server import running_server
 
 TIMEOUT_S = 300.0
 

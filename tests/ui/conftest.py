@@ -13,11 +13,11 @@ from tests.system_parts import require_part
 from tests.ui.browser import Page, browsing
 
 from kvreg_service.api.app import create_app
-from kvreg_service.composition import engine_options
 from kvreg_service.engine.build import LoadedModel, build_engine, load_model
+from kvreg_service.engine_options import engine_options
 from kvreg_service.settings import load_settings
 from kvreg_service.telemetry.ui.recent_requests import RecentRequests
-from kvreg_service.testing import running_server
+from kvreg_service.testing.http_server import running_server
 
 
 @dataclass

@@ -16,7 +16,9 @@ from kvreg_service.api.app import create_app
 from kvreg_service.engine.interface import LaneView, PoolView, RegistrySnapshot, Totals
 from kvreg_service.settings import load_settings
 from kvreg_service.telemetry.ui.recent_requests import RecentRequests
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, running_server
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
+from kvreg_service.testing.http_server import running_server
 
 KEYS = json.dumps({"tenants": {"alpha": {"keys": ["sk-a"]}, "beta": {"keys": ["sk-b"]}}})
 HOSTILE = """<img src=x onerror="document.title='owned'"><b>bold</b>&lt;"""

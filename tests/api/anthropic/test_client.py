@@ -8,7 +8,8 @@ import anthropic
 import pytest
 
 from kvreg_service.core.errors import Overloaded, RequestFailed
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, Gate, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 MODEL = "fake-model"
 TOOL: Any = {

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from kvreg_service.core import errors
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Script
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/messages"

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from kvreg_service.testing import FakeEngine, FakePromptBuilder
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 pytestmark = pytest.mark.anyio
 MODEL = "fake-model"

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from kvreg_service.testing import FakeEngine
+from kvreg_service.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 URLS = ["/v1/chat/completions", "/v1/messages"]

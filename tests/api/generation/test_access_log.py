@@ -12,7 +12,7 @@ import pytest
 
 from kvreg_service.core.errors import Overloaded, RequestFailed
 from kvreg_service.log_format import JsonLines
-from kvreg_service.testing import FakeEngine, Gate, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/chat/completions"

@@ -15,7 +15,8 @@ from starlette.types import Message
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import ChatPrompt
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, Gate, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 URL = "/v1/chat/completions"
 

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from kvreg_service.testing import FakeEngine, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Script
 
 MODEL = "fake-model"
 # Everything at which str.splitlines ends a line.

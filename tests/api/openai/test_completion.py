@@ -12,7 +12,8 @@ from kvreg_service.core.errors import InvalidRequest
 from kvreg_service.core.labels import Attach, FinishReason, ReusePath
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.settings import Settings
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Script
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/chat/completions"

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from kvreg_service.engine.interface import SpelledToken, TextDelta, TokenReport
-from kvreg_service.testing import FakeEngine, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Script
 
 URL = "/v1/chat/completions"
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from kvreg_service.api.openai.request import IGNORED_FIELDS, ChatRequest
-from kvreg_service.testing import FakeEngine
+from kvreg_service.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/chat/completions"

@@ -10,7 +10,7 @@ import pytest
 
 from kvreg_service.core.errors import RequestFailed
 from kvreg_service.core.labels import ReusePath
-from kvreg_service.testing import FakeEngine, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Script
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/chat/completions"

@@ -28,7 +28,8 @@ from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import Settings, load_settings
 from kvreg_service.telemetry.metrics.metrics import Metrics
-from kvreg_service.testing import FakeEngine, FakePromptBuilder, Script
+from kvreg_service.testing.fake_engine import FakeEngine, Script
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 pytestmark = pytest.mark.anyio
 MODEL = "fake-model"

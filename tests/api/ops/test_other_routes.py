@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvreg_service.testing import FAKE_PROFILE, FakeEngine
+from kvreg_service.testing.fake_engine import FAKE_PROFILE, FakeEngine
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from kvreg_service.core.errors import PinRefused, SessionBusy
-from kvreg_service.testing import FakeEngine
+from kvreg_service.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 WEEK_S = 7 * 24 * 3600

@@ -13,7 +13,8 @@ from tests.unit.telemetry.ended_requests import FINISHED
 from kvreg_service.api.app import create_app
 from kvreg_service.settings import load_settings
 from kvreg_service.telemetry.ui.recent_requests import RecentRequests
-from kvreg_service.testing import FakeEngine, FakePromptBuilder
+from kvreg_service.testing.fake_engine import FakeEngine
+from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 
 pytestmark = pytest.mark.anyio
 KEYS = json.dumps(

@@ -21,7 +21,7 @@ from kvreg_service.core.sequence import Sequence as KeptSequence
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import StepPlan
 from kvreg_service.core.value import CostModel
-from kvreg_service.fake_runner import FakeRunner, Prefix
+from kvreg_service.testing.fake_runner import FakeRunner, Prefix
 
 IDENTITY = Identity(epoch=b"epoch", tenant="tenant")
 COST = CostModel(slot_bytes=1000, page_bytes=640)

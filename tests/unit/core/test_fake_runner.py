@@ -8,7 +8,7 @@ from kvreg_service.core.errors import InvariantBroken, KvregError
 from kvreg_service.core.pages import PageCopy
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.core.step import LanePreparation, SlotCopy, SlotSwap, StepPlan, Work
-from kvreg_service.fake_runner import FakeRunner
+from kvreg_service.testing.fake_runner import FakeRunner
 
 
 def _work(tokens, *, start=0, slot=0, pages=(0, 1), samples=False, capture_to=None):

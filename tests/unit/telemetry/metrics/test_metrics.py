@@ -17,7 +17,7 @@ from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath
 from kvreg_service.engine import interface
 from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.metrics.metrics import FAILURES, Metrics
-from kvreg_service.testing import FakeEngine
+from kvreg_service.testing.fake_engine import FakeEngine
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 Values = dict[Series, float]

@@ -10,9 +10,9 @@ import pytest
 from tests.unit.telemetry.request_log.log_reading import Line, read_lines
 from tests.unit.telemetry.request_log.log_records import TIMEOUT_S, record
 
-from kvreg_service.composition import engine_options
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.engine.reservation import plan_cpu
+from kvreg_service.engine_options import engine_options
 from kvreg_service.model.config import ModelConfig
 from kvreg_service.settings import load_settings
 from kvreg_service.telemetry.request_log.factory import open_request_log

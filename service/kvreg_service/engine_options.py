@@ -1,7 +1,4 @@
-"""Settings turned into what each part is built from.
-
-Owns the translation only. ``__main__`` builds the parts; tests build them the same way.
-"""
+"""From settings to the options of an engine. ``__main__`` builds the engine; tests do the same."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from kvreg_service.settings import Settings
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """Return what an engine on the CPU is built from.
+    """Return the options of an engine on the CPU.
 
     Raises:
         ConfigurationError: The settings contradict each other.

@@ -1,27 +1,13 @@
-"""Stand-ins that ship with the package: a scripted engine, a byte tokenizer, a server in a thread.
-
-Owns what tests of the API need in place of a model. Nothing here is imported by the service.
-"""
+"""A scripted engine: it yields the events that a test wants, in place of a model."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
-from array import array
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from kvreg_service.api.server import listen, url_of, uvicorn_config
-from kvreg_service.chat.conversation import Conversation
-from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
-from kvreg_service.chat.messages import normalize_messages
-from kvreg_service.chat.prompt.boundary import Boundary
-from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.core.errors import (
     Draining,
     EngineDown,
@@ -38,7 +24,6 @@ from kvreg_service.core.labels import (
     LaneState,
     Outcome,
     ReusePath,
-    Tail,
 )
 from kvreg_service.core.quota import Quota
 from kvreg_service.engine.interface import (
@@ -323,69 +308,3 @@ def _started(request: GenerationRequest, script: Script) -> Started:
         attach=script.attach,
         queue_s=FAKE_TIMINGS.queue_s,
     )
-
-
-class ByteTokenizer:
-    """A vocabulary of 256 bytes."""
-
-    vocab_size = 256
-
-    def encode(self, text: str) -> list[int]:
-        """Return the bytes of the text."""
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the bytes; a broken character becomes U+FFFD."""
-        return bytes(token_ids).decode(errors="replace")
-
-
-class FakePromptBuilder:
-    """Renders messages as ``role: text`` lines of bytes, and records what it was given."""
-
-    def __init__(self) -> None:
-        self.conversations: list[Conversation] = []
-        self.tenants: list[str] = []
-        self.remembered: list[tuple[ChatPrompt, GeneratedAnswer]] = []
-        self.error: KvregError | None = None
-        self._tokenizer = ByteTokenizer()
-
-    def build(self, conversation: Conversation, tenant: str) -> ChatPrompt:
-        """Build a prompt without boundaries."""
-        self.conversations.append(conversation)
-        self.tenants.append(tenant)
-        messages = normalize_messages(conversation.messages)
-        if self.error is not None:
-            raise self.error
-        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return ChatPrompt(
-            token_ids=array("i", self._tokenizer.encode(text)),
-            boundary=Boundary(turn=None, round=None),
-            tail=Tail(str(messages[-1]["role"])),
-            starts_in_reasoning=conversation.enable_thinking is True,
-            tenant=tenant,
-        )
-
-    def count(self, conversation: Conversation, tenant: str) -> int:
-        """Count the bytes of the prompt."""
-        return len(self.build(conversation, tenant).token_ids)
-
-    def remember(self, prompt: ChatPrompt, answer: GeneratedAnswer) -> None:
-        """Record the answer."""
-        self.remembered.append((prompt, answer))
-
-
-@contextlib.contextmanager
-def running_server(app: ASGIApp) -> Iterator[str]:
-    """Serve an application on a free port of the loopback; yields its URL and stops it at the end.
-
-    The socket listens before this returns, so a client may connect at once.
-    """
-    listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn_config(app))
-    thread = threading.Thread(target=server.run, args=([listener],), name="kvreg-test-server")
-    thread.start()
-    try:
-        yield url_of(listener)
-    finally:
-        server.should_exit = True
-        thread.join()
