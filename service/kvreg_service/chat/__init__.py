@@ -1,1 +1,1 @@
-"""From messages to tokens and back: tokenizer, template, stable boundary, echo, text stream."""
+"""From messages to prompt tokens, and from generated tokens to text, reasoning and tool calls."""

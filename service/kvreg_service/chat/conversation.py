@@ -1,4 +1,4 @@
-"""What a client asks to be continued: messages, tools and the switches that shape the prompt."""
+"""The conversation of a request: messages, tools and the options that shape the prompt."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ class Conversation:
     """The messages as the client sent them; ``PromptBuilder`` validates them.
 
     ``enable_thinking`` and ``preserve_thinking`` reach the template only when they are set, so
-    that each template keeps its own default; ``variables`` are further template variables. With
-    ``continue_final_message`` the last message, an assistant's, is left open and continued. The
-    client asks for an anchor behind the messages whose indices are in ``marked_messages``, with
-    ``marks_tools`` behind the tools, and inside of messages behind the first so many characters of
-    the content, as pairs of index and number in ``marked_texts``.
+    each template keeps its own default; ``variables`` are further template variables. With
+    ``continue_final_message`` the last message, which must be an assistant's, stays open and is
+    continued.
+
+    Anchors are requested after each message whose index is in ``marked_messages``, after the tools
+    with ``marks_tools``, and inside a message for each pair of ``marked_texts``: the index of the
+    message and the number of characters of its content before the anchor.
     """
 
     messages: Sequence[Mapping[str, object]]
@@ -30,7 +32,7 @@ class Conversation:
 
     @property
     def template_variables(self) -> dict[str, object]:
-        """Everything that the template may read beside the messages and the tools."""
+        """The template variables besides the messages and the tools."""
         switches = {
             "enable_thinking": self.enable_thinking,
             "preserve_thinking": self.preserve_thinking,

@@ -1,8 +1,8 @@
-"""The messages of a client, checked and brought into the one form that templates are written for.
+"""Validates the messages of a request and normalizes them to the form that templates expect.
 
-Owns which shapes are accepted (content as text, as parts, or absent beside tool calls) and what
-each becomes. Fields it does not name are dropped: the same conversation renders to the same text
-whatever bookkeeping a client library adds to it.
+Owns the accepted shapes (content as text, as parts, or absent next to tool calls) and how each is
+normalized. All other fields are dropped, so metadata that a client library adds does not change
+the rendered prompt.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 def normalize_messages(messages: object) -> list[Message]:
-    """The messages with text as content, ``developer`` as ``system`` and parsed tool arguments.
+    """Return the messages with text content, ``developer`` as ``system``, tool arguments parsed.
 
     Raises:
-        InvalidRequest: a shape that no template can render; ``param`` names the place.
+        InvalidRequest: A message has a shape that cannot be rendered; ``param`` is its path.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidRequest("messages is not a list", param="messages")
@@ -51,7 +51,7 @@ def _normalize(message: object, place: str) -> Message:
     calls = None
     if role == "assistant":
         calls = _tool_calls(message.get("tool_calls"), f"{place}.tool_calls")
-    # An assistant may have said nothing; everybody else has to send something, if only "".
+    # Only an assistant message may omit its content; it may consist of tool calls.
     is_optional = role == "assistant"
     result["content"] = _text(message.get("content"), f"{place}.content", is_optional=is_optional)
     if role == "assistant":
@@ -135,11 +135,11 @@ def _tool_call(call: object, place: str) -> dict[str, object]:
 
 
 def parse_arguments(arguments: object) -> dict[str, object]:
-    """The arguments of a tool call as a mapping, which is what templates iterate.
+    """Return the arguments of a tool call as a mapping, which templates iterate over.
 
-    Clients send them as a JSON string. Absent or blank ones are an empty mapping. What is not
-    the JSON of an object is kept under the one key ``arguments``: a model that once wrote a
-    malformed call has to see it in its history, and the conversation has to go on.
+    Clients send them as a JSON string. Missing or blank arguments are an empty mapping. Anything
+    that is not a JSON object is kept under the single key ``arguments``: a malformed call that the
+    model generated must stay in the history, and must not fail every later turn.
     """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}

@@ -1,4 +1,4 @@
-"""The reference model's tokenizer, and templates in which the known families of trouble occur."""
+"""The reference model's tokenizer, and templates with known difficulties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
-# The machine that runs the tests may be busy: pytest's own time limit is the only one.
+# On a busy machine only the time limit of pytest applies.
 settings.register_profile("chat", deadline=None, max_examples=50)
 settings.load_profile("chat")
 
@@ -116,7 +116,7 @@ def model_path() -> Path:
 @pytest.fixture(scope="session")
 def oracle(model_path: Path) -> Any:
     """The tokenizer and template as transformers reads them."""
-    # Imported only where it is asked for: it takes seconds.
+    # Imported only for the tests that need it: it takes seconds.
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path)

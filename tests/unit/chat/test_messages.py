@@ -1,4 +1,4 @@
-"""Every shape of message that clients send becomes one form, or a refusal that names its place."""
+"""Every accepted shape of message is normalized; any other is an error with its path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_reasoning_of_others_is_dropped() -> None:
     assert "reasoning_content" not in _one(role="user", content="a", reasoning_content="why")
 
 
-def test_bookkeeping_of_client_libraries_is_dropped() -> None:
+def test_metadata_of_client_libraries_is_dropped() -> None:
     message = _one(role="assistant", content="a", refusal=None, annotations=[], audio=None)
     assert message == {"role": "assistant", "content": "a"}
 

@@ -1,14 +1,14 @@
-"""Remembers how a model spelled its answers, so that an echoed answer gives the same tokens.
+"""Indexes the tokens that the model generated, so that an echoed answer gives the same tokens.
 
-A model may produce tokens that are not the tokenizer's own choice for their text. When the client
-sends the answer back, encoding its text again would differ in the middle, and everything kept
-from there on would be useless. This index holds the segments (runs between added tokens) for
-which that happened. A segment is replaced as a whole and by tokens that decode to exactly its
-text, so a splice never changes the text and never crosses an added token.
+A model may generate tokens that differ from the tokenizer's encoding of their text. When the client
+sends the answer back, encoding its text again would diverge there, and nothing cached beyond that
+position could be reused. This index holds the segments (runs between added tokens) for which the
+two differ. A segment is replaced as a whole, by tokens that decode to exactly its text, so a splice
+never changes the text and never crosses an added token.
 
-A segment is known by its tenant, its text *and* all tokens before it: only the conversation in
-which it was generated is spliced. Another conversation that happens to contain the same text keeps
-the tokenizer's choice, which is what its own kept tokens were made from.
+The key of a segment is its tenant, its text *and* all tokens before it: only the conversation in
+which it was generated is spliced. Any other conversation that contains the same text is encoded by
+the tokenizer, as its cached tokens were.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core.identity import DEFAULT_TENANT
 
-# Answers that differ from the tokenizer's choice are rare; this holds thousands of them.
+# Answers that differ from the tokenizer's encoding are rare; this holds thousands of them.
 MAX_ECHO_TOKENS = 1 << 20
 
 
 class EchoIndex:
-    """Segments with unusual tokens, of several tenants. Safe to share by threads."""
+    """Segments whose generated tokens differ from their encoding, by tenant. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, *, max_tokens: int = MAX_ECHO_TOKENS) -> None:
         self._tokenizer = tokenizer
         self._ids: FairShareCache[tuple[str, bytes], array[int]] = FairShareCache(max_tokens)
-        # How many segments have this text: nearly every look-up ends here, without a digest.
+        # The number of segments with this text: most lookups end here, without a digest.
         self._num_by_text: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
@@ -46,7 +46,7 @@ class EchoIndex:
         output_ids: Sequence[int],
         tenant: str = DEFAULT_TENANT,
     ) -> None:
-        """Note the segments of an answer whose tokens are not the tokenizer's choice.
+        """Add the segments of an answer whose tokens differ from the tokenizer's encoding.
 
         ``prompt_ids`` is the whole prompt: the answer continues its last segment. The end of
         ``output_ids`` ends a segment, as the template closes the message there.
@@ -62,9 +62,10 @@ class EchoIndex:
     def find(
         self, segment: str, before: array[int], tenant: str = DEFAULT_TENANT
     ) -> array[int] | None:
-        """The tokens that were recorded for ``segment`` behind the tokens ``before``, or None.
+        """Return the tokens recorded for ``segment`` after the tokens ``before``, or None.
 
-        Effects: the caller must not change the array.
+        Effects:
+            The array belongs to the index; the caller must not change it.
         """
         if (tenant, segment) not in self._num_by_text:
             return None

@@ -1,10 +1,10 @@
-"""Remembers how a model spelled its tool calls, so that an echoed call gives the same text.
+"""Indexes the generated text of tool calls, so that an echoed call gives the same prompt.
 
-A client sends a call back as a name and JSON arguments, and the template writes it anew: in its
-own white space, key order and numbers, which need not be those of the model. This index holds the
-text that the model wrote, by its tenant, by what it means *and* by all that was said before: only
-the conversation in which it was written gets it back. What is put in its place, and whether it may
-be, is decided by `text_splice`.
+A client sends a call back as a name and JSON arguments, and the template renders it again with its
+own white space, key order and number format, which may differ from the generated text. This index
+holds the generated text. Its key is the tenant, the content of the message *and* all messages
+before it: only the conversation in which the text was generated gets it back. `text_splice` decides
+whether it can replace the rendered message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvreg_service.chat.messages import Message
 from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
 
-# Thousands of calls, among them such as write whole files.
+# Thousands of calls, including some that write whole files.
 MAX_INDEXED_CHARACTERS = 1 << 24
 
 _START = b"conversation"
@@ -27,20 +27,20 @@ _START = b"conversation"
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """An answer as its client got it, and the text, without reasoning, that the model wrote."""
+    """An answer as the client received it, and its generated text without the reasoning."""
 
     content: str
     calls: Sequence[ToolCall]
     text: str
 
     def as_message(self) -> Message:
-        """The message that an exact echo becomes."""
+        """Return the message that an exact echo is normalized to."""
         calls = [{"function": {"name": c.name, "arguments": c.arguments}} for c in self.calls]
         return {"role": "assistant", "content": self.content, "tool_calls": calls}
 
 
 class GeneratedTextIndex:
-    """Answers of several tenants by digest. Safe to share by threads."""
+    """Generated texts by tenant and conversation digest. Thread-safe."""
 
     def __init__(self, *, max_characters: int = MAX_INDEXED_CHARACTERS) -> None:
         self._texts: FairShareCache[bytes, str] = FairShareCache(max_characters)
@@ -50,19 +50,19 @@ class GeneratedTextIndex:
         return len(self._texts)
 
     def record(self, tenant: str, history: bytes, answer: GeneratedAnswer) -> None:
-        """Note an answer to the conversation with this digest. A later spelling replaces it."""
+        """Add an answer to the conversation with this digest. A later text replaces it."""
         key = digest_after(history, answer.as_message())
         with self._lock:
             self._texts.put(tenant, key, answer.text, len(answer.text))
 
     def find(self, tenant: str, digest: bytes) -> str | None:
-        """The spelling of the message with which a conversation reaches this digest, or None."""
+        """Return the text of the message with which a conversation reaches ``digest``, or None."""
         with self._lock:
             return self._texts.find(tenant, digest)
 
 
 def digests(messages: Iterable[Message]) -> list[bytes]:
-    """The digest of the conversation after each of its messages, as ``digest_after`` chains it."""
+    """Return the digest of a conversation after each message, chained by ``digest_after``."""
     chain: list[bytes] = []
     for message in messages:
         chain.append(digest_after(chain[-1] if chain else _START, message))
@@ -70,32 +70,32 @@ def digests(messages: Iterable[Message]) -> list[bytes]:
 
 
 def digest_after(history: bytes, message: Message) -> bytes:
-    """The digest of a conversation that is continued by one normalised message.
+    """Return the digest of a conversation with one more normalized message.
 
-    What a client may change without changing what is said has no part in it: ids, the order of
-    keys, the spelling of numbers; nor has reasoning, which many clients drop.
+    It ignores what clients change without changing the content: ids, key order and number format.
+    It also ignores reasoning, which many clients drop.
     """
-    return blake2b(history + meaning(message), digest_size=16).digest()
+    return blake2b(history + canonical(message), digest_size=16).digest()
 
 
-def meaning(message: Message) -> bytes:
-    """What a normalised message says, apart from its reasoning; equal for equal messages."""
+def canonical(message: Message) -> bytes:
+    """Return the canonical form of a normalized message, without its reasoning."""
     calls = message.get("tool_calls")
-    said = [
+    content = [
         message["role"],
         message["content"],
-        [_canonical(call["function"]) for call in calls] if isinstance(calls, list) else [],
+        [_canonical_value(call["function"]) for call in calls] if isinstance(calls, list) else [],
     ]
-    return json.dumps(said, sort_keys=True).encode()
+    return json.dumps(content, sort_keys=True).encode()
 
 
-def _canonical(value: object) -> object:
+def _canonical_value(value: object) -> object:
     match value:
         case float() if value.is_integer():
             return int(value)
         case Mapping():
-            return {key: _canonical(entry) for key, entry in value.items()}
+            return {key: _canonical_value(entry) for key, entry in value.items()}
         case list() | tuple():
-            return [_canonical(entry) for entry in value]
+            return [_canonical_value(entry) for entry in value]
         case _:
             return value

@@ -1,13 +1,14 @@
-"""Puts the text that a model wrote in the place of what the template makes of an echoed call.
+"""Splices generated text into a rendered prompt, in place of the rendering of an echoed tool call.
 
-The template renders each such message twice: as the client sent it, and with a mark as its only
-content. Where the two renderings differ in nothing but these places, and what the template wrote
-there reads as the very message, the model's own text takes the place of the mark. A template that
-refuses, moves or decorates, a mark that occurs twice, a call that reads differently: any doubt
-leaves the message as the template has it. So a splice changes the spelling of a message only.
+The conversation is rendered twice: as the client sent it, and with a placeholder as the only
+content of each such message. If the two renderings differ only at the placeholders, and the text
+rendered there parses to the same message, the generated text takes its place. In any other case
+the message stays as the template renders it: the template rejects, moves or decorates the
+placeholder, a placeholder occurs twice, or the text parses to something else. So a splice changes
+only the format of a message, never its content.
 
-Owns where a spelling may stand. Which messages have one is looked up by the caller, and control
-tokens in it have been marked as text by `special_token_escaper`.
+Owns the verification. The caller looks up the generated texts, which are already escaped by
+`special_token_escaper`.
 """
 
 from __future__ import annotations
@@ -17,54 +18,54 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvreg_service.chat.messages import Message
 
-# Code points that Unicode reserves for use within a program, around the number of the message.
+# Unicode noncharacters, reserved for internal use, around the index of the message.
 _FENCE = "\ufdd2"
 _MARK = re.compile(f"{_FENCE}([0-9]+){_FENCE}")
 
 
 class TextSplice:
-    """Spellings by the index of their message, for one conversation. Stateless."""
+    """Generated texts by message index, for one conversation. Immutable."""
 
-    def __init__(self, spellings: Mapping[int, str]) -> None:
-        self._spellings = dict(spellings)
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        self._texts = dict(texts)
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with a mark in place of each content and its calls that are respelled."""
+        """Return the messages with a placeholder in place of each content to be replaced."""
         return [
-            _marked(message, i) if i in self._spellings else message
+            _marked(message, i) if i in self._texts else message
             for i, message in enumerate(messages)
         ]
 
     def fill(self, text: str) -> str:
-        """Put the spellings in the place of the marks of a rendered text."""
-        if not self._spellings:
+        """Replace the placeholders of a rendered text by the generated texts."""
+        if not self._texts:
             return text
-        return _MARK.sub(lambda mark: self._spellings.get(int(mark[1]), mark[0]), text)
+        return _MARK.sub(lambda mark: self._texts.get(int(mark[1]), mark[0]), text)
 
-    def confirmed(
+    def verified(
         self,
         messages: Sequence[Message],
         render: Callable[[Sequence[Message]], str],
-        reads_as: Callable[[str, int], bool],
+        parses_to: Callable[[str, int], bool],
     ) -> TextSplice:
-        """This respelling without the messages for which there is any doubt.
+        """Return a splice of those messages whose replacement could be verified.
 
-        ``reads_as`` says whether a rendered text has the meaning of the message with this index.
+        ``parses_to`` says whether a rendered text parses to the message with this index.
         """
-        if not self._spellings:
+        if not self._texts:
             return self
         plain, marked = render(messages), render(self.mark(messages))
         places = list(self._places(plain, marked))
-        if [i for i, _ in places] != sorted(self._spellings):
+        if [i for i, _ in places] != sorted(self._texts):
             return TextSplice({})
-        return TextSplice({i: self._spellings[i] for i, text in places if reads_as(text, i)})
+        return TextSplice({i: self._texts[i] for i, text in places if parses_to(text, i)})
 
     def _places(self, plain: str, marked: str) -> Iterator[tuple[int, str]]:
-        """The marks in their order, each with what the plain rendering has in its place.
+        """Yield the index of each placeholder with the text of the plain rendering at its place.
 
-        Ends early where the two renderings differ elsewhere.
+        Stops where the two renderings differ elsewhere.
         """
-        # The texts between the marks, and the numbers in the marks, take turns.
+        # Texts between placeholders alternate with the indices in the placeholders.
         pieces = _MARK.split(marked)
         if not plain.startswith(pieces[0]):
             return
@@ -73,7 +74,7 @@ class TextSplice:
             following = pieces[k + 1]
             is_last = k + 2 == len(pieces)
             end = len(plain) - len(following) if is_last else plain.find(following, start)
-            # Next to nothing, where one place ends cannot be told.
+            # Without text after a placeholder, the end of its text is ambiguous.
             if end < start or not following or not plain.startswith(following, end):
                 return
             yield int(pieces[k]), plain[start:end]

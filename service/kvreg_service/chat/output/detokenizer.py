@@ -1,6 +1,6 @@
-"""Tokens of one answer to text as they come: whole characters only, and nothing past a stop string.
+"""Incremental detokenization: whole characters only, and no text after a stop string.
 
-Special tokens have no text here. Reasoning and tool calls are told apart by others, on the text.
+Special tokens have no text. ``reasoning`` and ``tool_calls`` parse the resulting text.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class DecodedText:
-    """The text that one token made certain, and whether a stop string ended the answer."""
+    """The text that a token completed, and whether a stop string ended the answer."""
 
     text: str
     is_stopped: bool
 
 
 class IncrementalDetokenizer:
-    """Decodes one answer. Owns the bytes of an unfinished character and a possible stop string.
+    """Decodes one answer. Buffers the bytes of a partial character and a possible stop string.
 
-    The stop string that is completed first ends the answer, whichever tokens it arrives in; the
-    stop string itself is not emitted, and ``stopped_by`` names it.
+    The stop string that is completed first ends the answer, whatever its tokens are. It is not
+    emitted; ``stopped_by`` names it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -36,17 +36,17 @@ class IncrementalDetokenizer:
         self.stopped_by: str | None = None
 
     def push(self, token_id: int) -> DecodedText:
-        """Take the next token. After a stop string further tokens have no text."""
+        """Add the next token. After a stop string, tokens have no text."""
         if self.stopped_by is not None or self._tokenizer.is_special(token_id):
             return DecodedText("", self.stopped_by is not None)
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, also of one that has no text in an answer."""
+        """Return the bytes of a token, including those of tokens without text in an answer."""
         return self._tokenizer.token_bytes(token_id)
 
     def flush(self) -> str:
-        """Take the end of the answer: the text held back. A broken character becomes U+FFFD."""
+        """End the answer and return the buffered text. A partial character becomes U+FFFD."""
         if self.stopped_by is not None:
             return ""
         step = self._take(self._decoder.decode(b"", final=True))

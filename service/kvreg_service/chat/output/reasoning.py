@@ -1,8 +1,8 @@
-"""Tells a model's reasoning from its answer while the text arrives piece by piece.
+"""A streaming parser that splits generated text into reasoning and content.
 
 Owns the meaning of ``<think>`` and ``</think>`` in generated text, and which white space around
-them belongs to the markup: the newlines around the reasoning and up to two after its end. So a
-template that writes the markup itself renders the echo to the text that was generated.
+them belongs to the markup: the newlines around the reasoning and up to two after its end. A
+template that adds this markup itself therefore renders an echo to the generated text.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class _Place(Enum):
 
 
 class ReasoningSplitter:
-    """Splits one answer. Holds back only what may still turn out to be markup.
+    """Splits one answer. Buffers only text that may still turn out to be markup.
 
-    Reasoning is either already open in the prompt (``starts_in_reasoning``) or opened by a
-    ``<think>`` with which the answer begins; a ``<think>`` within an answer is content.
+    Reasoning is either opened by the prompt (``starts_in_reasoning``) or by a ``<think>`` at the
+    start of the answer; a later ``<think>`` is content.
     """
 
     def __init__(self, starts_in_reasoning: bool) -> None:
@@ -42,11 +42,11 @@ class ReasoningSplitter:
 
     @property
     def is_in_reasoning(self) -> bool:
-        """True while what comes next is reasoning, or the end of it."""
+        """True while the next text is reasoning or its end marker."""
         return self._place in (_Place.REASONING_START, _Place.REASONING)
 
     def push(self, text: str) -> list[tuple[Kind, str]]:
-        """Take the next piece of the answer; what is certain comes back, in order."""
+        """Add the next piece of text and return the parts that are final, in order."""
         self._held += text
         parts: list[tuple[Kind, str]] = []
         before = None
@@ -58,7 +58,7 @@ class ReasoningSplitter:
         return parts
 
     def flush(self) -> list[tuple[Kind, str]]:
-        """Take the end of the answer: what was held back is text after all."""
+        """End the answer and return the rest: what was buffered is text."""
         held, self._held = self._held, ""
         match self._place:
             case _Place.REASONING_START | _Place.REASONING:
@@ -68,7 +68,7 @@ class ReasoningSplitter:
                 return [("content", held)] if held else []
 
     def _advance(self) -> tuple[Kind, str] | None:
-        """Consume as much of the held text as its place allows; one part at most."""
+        """Consume as much of the buffered text as its state allows; returns at most one part."""
         match self._place:
             case _Place.START:
                 self._start()

@@ -1,9 +1,9 @@
-"""Finds how much of a prompt the next request of the same conversation is sure to repeat.
+"""Finds the stable boundary: the prefix of a prompt that the next request is sure to repeat.
 
-The recurrent state of a hybrid model can be resumed only where it was copied, and templates
-rewrite the past: they drop reasoning, or put an empty think block into the prompt that history
-does not have. This module asks the template itself: it renders the conversation as history,
-followed by an invented answer and a next message, and compares tokens. It knows no template.
+The recurrent state of a hybrid model can be resumed only at positions where it was copied, and
+templates rewrite history: they drop reasoning, or add an empty think block to the prompt only. The
+boundary is found by rendering: the conversation is rendered as history, followed by a placeholder
+answer and a next message, and its tokens are compared with the prompt. This works for any template.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kvreg_service.chat.messages import Message
 from kvreg_service.chat.prompt.common_prefix import common_prefix_len
 from kvreg_service.core.errors import InvalidRequest
 
-# Two answers that share no beginning, one of letters and one of digits: some vocabularies join
-# the end of the opener to the one but not to the other.
+# Two placeholder answers without a common prefix, one of letters and one of digits: some
+# vocabularies merge the end of the opener with one of them only.
 ANSWERS = ("Quite so", "77 of them")
 QUESTIONS = ("Go on", "4 more")
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Positions in a prompt, in tokens: from 1 to the prompt's length - 1, or None for no such.
+    """Token positions from 1 to the length of the prompt - 1, or None where there is no boundary.
 
-    Units: ``turn`` holds when an answer and a user's next message follow. ``round`` holds when
-    the answer is a tool call and its result follows; it is known for prompts that end with a tool
-    result, and advances with each round of a tool loop, also where ``turn`` stays behind.
+    ``turn`` is stable when an answer and the next user message follow, ``round`` when a tool call
+    and its result follow. ``round`` is known for prompts that end with a tool result. It advances
+    with each round of a tool loop, also where the template keeps ``turn`` back.
     """
 
     turn: int | None
@@ -42,11 +42,11 @@ def find_boundary(
     *,
     is_continued: bool = False,
 ) -> Boundary:
-    """The stable boundaries of the prompt ``prompt_ids`` that ``messages`` rendered to.
+    """Return the stable boundaries of ``prompt_ids``, which ``messages`` rendered to.
 
-    ``encode`` renders and encodes a history. A history that the template refuses (roles that must
-    alternate, for one) means no boundary. With ``is_continued`` the last message is the answer
-    that the model goes on with.
+    ``encode`` renders and encodes a history. If the template rejects a history, for example because
+    roles must alternate, there is no boundary. With ``is_continued`` the last message is the answer
+    that the model continues.
     """
     turns = [
         _next_turn(messages, answer, question, is_continued=is_continued)
@@ -70,7 +70,7 @@ def _next_turn(
 
 
 def _tool_round(content: str, variant: int) -> list[Message]:
-    # Nine letters and digits: some templates refuse ids of another form.
+    # Nine letters and digits: some templates reject any other id.
     call_id = f"call0000{variant}"
     function = {"name": f"tool_{variant}", "arguments": {"key": QUESTIONS[variant]}}
     call = {"id": call_id, "type": "function", "function": function}
@@ -90,7 +90,7 @@ def _stable_len(
     histories: Sequence[Sequence[Message]],
     encode: Callable[[Sequence[Message]], array[int]],
 ) -> int | None:
-    # One token has to be left to compute: without it there are no logits to go on from.
+    # At least one token must be computed: the first logits come from it.
     length = len(prompt_ids) - 1
     for history in histories:
         try:

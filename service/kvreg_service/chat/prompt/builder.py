@@ -1,8 +1,8 @@
-"""A conversation to the prompt of a model. The one place where chat becomes tokens.
+"""Builds the prompt of a conversation: the only place where a chat becomes tokens.
 
-Owns the sequence validate, protect, respell, render, encode, probe. It keeps nothing about
-conversations but how tool calls were spelled; what else is remembered lies in the tokenizer's
-cache and in the echo index.
+Owns the pipeline: validate, escape special tokens, splice generated tool calls, render, encode,
+find the boundary and the heads. Of past conversations it keeps only the generated text of tool
+calls; the tokenizer's cache and the echo index have their own owners.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.echo.generated_texts import (
     GeneratedAnswer,
     GeneratedTextIndex,
+    canonical,
     digests,
-    meaning,
 )
 from kvreg_service.chat.echo.text_splice import TextSplice
 from kvreg_service.chat.messages import Message, normalize_messages
@@ -36,18 +36,18 @@ from kvreg_service.core.request import Head
 
 _Render = Callable[[Sequence[Message], bool], str]
 
-# Marks the end of the message to continue; the last occurrence is always ours. The space at its
-# end tells whether the template trims messages.
+# Placed at the end of the message to continue; the last occurrence is always this one. Its trailing
+# space shows whether the template trims messages.
 _CONTINUE_TAG = "\ufdd1continue\ufdd1 "
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What the engine needs to know of a conversation: ids of typecode ``i`` and some facts.
+    """A prompt as the engine takes it: token ids (typecode ``i``) and facts about them.
 
-    ``tail`` is the role of the last message. ``starts_in_reasoning`` says that the answer begins
-    inside a think block which the prompt opened. ``history`` identifies the conversation to
-    ``PromptBuilder.remember``, and is None when its answer cannot hold tool calls.
+    ``tail`` is the role of the last message. With ``starts_in_reasoning`` the prompt ends inside an
+    open think block. ``history`` is the digest by which ``PromptBuilder.remember`` identifies the
+    conversation; it is None when the answer cannot contain tool calls.
     """
 
     token_ids: array[int]
@@ -55,19 +55,19 @@ class ChatPrompt:
     tail: Tail
     starts_in_reasoning: bool
     is_continuation: bool = False
-    """The answer goes on inside the assistant message that ends the conversation."""
+    """The answer continues the assistant message at the end of the conversation."""
     history: bytes | None = None
     heads: tuple[Head, ...] = ()
-    """The beginnings that other conversations may share, the shortest first."""
+    """The prefixes that other conversations may share, the shortest first."""
     tenant: str = DEFAULT_TENANT
-    """Whose conversation it is."""
+    """The tenant that sent the request."""
     session: bytes = b""
-    """A digest of how the conversation begins: all messages up to the first of a user."""
+    """A digest of the messages up to and including the first user message."""
 
 
 @dataclass(frozen=True)
 class _Rendered:
-    """A conversation as text, and what it takes to render further messages alike."""
+    """A rendered conversation, and the function that renders further messages the same way."""
 
     messages: list[Message]
     text: str
@@ -77,10 +77,10 @@ class _Rendered:
 
 
 class PromptBuilder:
-    """Builds prompts for one model. Safe to share by threads.
+    """Builds prompts for one model. Thread-safe.
 
-    With ``max_context_tokens`` a text that surely exceeds it is refused before it is encoded, which
-    for many megabytes would take minutes.
+    With ``max_context_tokens``, a text that must exceed it is rejected before it is encoded:
+    encoding many megabytes takes minutes.
     """
 
     def __init__(
@@ -94,24 +94,25 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._max_context_tokens = max_context_tokens
         self._template = template
-        self._spellings = GeneratedTextIndex()
+        self._generated = GeneratedTextIndex()
         self._escaper = SpecialTokenEscaper(
             special_tokens=tokenizer.special_tokens, added_tokens=tokenizer.added_tokens
         )
         self._encoder = TextEncoder(tokenizer, self._escaper, echo)
 
     def build(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> ChatPrompt:
-        """The prompt that asks for the next answer, or for the rest of the last one.
+        """Return the prompt for the next answer, or for the rest of the last one.
 
-        Nothing that is remembered of other tenants has a part in it.
+        It does not depend on what other tenants have sent.
 
         Raises:
-            InvalidRequest: a message has a shape that no template can render (``param`` names
-                the place), the template refuses the conversation, or nothing can be continued.
+            InvalidRequest: A message has a shape that cannot be rendered (``param`` is its path),
+                the template rejects the conversation, or its last message cannot be continued.
+            ContextTooLong: The text must exceed ``max_context_tokens``.
         """
-        rendered = self._render_contained(conversation, tenant)
+        rendered = self._render(conversation, tenant)
         messages, text = rendered.messages, rendered.text
-        self._refuse_hopeless(text)
+        self._reject_too_long(text)
         encoded = self._encoder.encode(text, tenant)
         if not encoded.token_ids:
             raise InvalidRequest("the conversation renders to an empty prompt", param="messages")
@@ -142,72 +143,74 @@ class PromptBuilder:
         )
 
     def count(self, conversation: Conversation, tenant: str = DEFAULT_TENANT) -> int:
-        """The number of tokens that ``build`` would give; nothing is probed or remembered.
+        """Return the number of tokens of the prompt that ``build`` would return.
 
         Raises:
-            InvalidRequest: as ``build``.
+            InvalidRequest: See ``build``.
+            ContextTooLong: See ``build``.
         """
-        rendered = self._render_contained(conversation, tenant)
-        self._refuse_hopeless(rendered.text)
+        rendered = self._render(conversation, tenant)
+        self._reject_too_long(rendered.text)
         return len(self._encoder.encode(rendered.text, tenant).token_ids)
 
     def remember(self, prompt: ChatPrompt, answer: GeneratedAnswer) -> None:
-        """Note how the model spelled its answer, for the prompts in which the client echoes it."""
+        """Record the text that the model generated, for prompts in which the client echoes it."""
         if prompt.history is not None:
-            self._spellings.record(prompt.tenant, prompt.history, answer)
+            self._generated.record(prompt.tenant, prompt.history, answer)
 
-    def _render_contained(self, conversation: Conversation, tenant: str) -> _Rendered:
+    def _render(self, conversation: Conversation, tenant: str) -> _Rendered:
         try:
-            return self._render(conversation, tenant)
+            return self._render_messages(conversation, tenant)
         except RecursionError:
             raise InvalidRequest(
                 "the conversation holds a value that is nested too deeply", param="messages"
             ) from None
 
-    def _render(self, conversation: Conversation, tenant: str) -> _Rendered:
-        said = normalize_messages(conversation.messages)
-        messages = self._escaper.escape_messages(said)
+    def _render_messages(self, conversation: Conversation, tenant: str) -> _Rendered:
+        normalized = normalize_messages(conversation.messages)
+        messages = self._escaper.escape_messages(normalized)
         render = self._renderer(conversation)
-        chain = digests(said) if conversation.tools else []
-        # What is continued keeps the form in which it can be left open.
-        num_closed = len(said) - 1 if conversation.continue_final_message else len(said)
-        respelling = TextSplice(self._known_spellings(said, chain[:num_closed], tenant)).confirmed(
+        chain = digests(normalized) if conversation.tools else []
+        # A message that is continued stays as the template renders it, so that it can be left open.
+        num_closed = len(normalized) - (1 if conversation.continue_final_message else 0)
+        generated = self._generated_texts(normalized, chain[:num_closed], tenant)
+        splice = TextSplice(generated).verified(
             messages,
             lambda plain: render(plain, True),
-            lambda text, i: self._reads_as(text, said[i], conversation),
+            lambda text, i: self._parses_to(text, normalized[i], conversation),
         )
-        messages = respelling.mark(messages)
+        messages = splice.mark(messages)
 
-        def render_respelled(history: Sequence[Message], add_generation_prompt: bool) -> str:
-            return respelling.fill(render(history, add_generation_prompt))
+        def render_spliced(history: Sequence[Message], add_generation_prompt: bool) -> str:
+            return splice.fill(render(history, add_generation_prompt))
 
         if conversation.continue_final_message:
-            text = _render_continued(messages, render_respelled)
+            text = _render_continued(messages, render_spliced)
         else:
-            text = render_respelled(messages, True)
+            text = render_spliced(messages, True)
         history = chain[-1] if chain else None
-        return _Rendered(messages, text, render_respelled, history, _session_of(said))
+        return _Rendered(messages, text, render_spliced, history, _session_of(normalized))
 
-    def _known_spellings(
+    def _generated_texts(
         self, messages: Sequence[Message], chain: Sequence[bytes], tenant: str
     ) -> dict[int, str]:
-        """How the model spelled the calls in these messages, as far as it is remembered."""
+        """Return the recorded texts of those messages that contain tool calls."""
         found = {
-            i: self._spellings.find(tenant, digest)
+            i: self._generated.find(tenant, digest)
             for i, digest in enumerate(chain)
             if messages[i]["role"] == "assistant" and "tool_calls" in messages[i]
         }
         return {i: self._escaper.escape(text) for i, text in found.items() if text is not None}
 
-    def _reads_as(self, text: str, message: Message, conversation: Conversation) -> bool:
-        """Whether a rendered answer is parsed to the message that it was rendered from."""
-        spelling = self._escaper.unescape(text)
-        content, calls = parse_answer(spelling, conversation.tools or ())
-        answer = GeneratedAnswer(content, calls, spelling)
-        return meaning(answer.as_message()) == meaning(message)
+    def _parses_to(self, text: str, message: Message, conversation: Conversation) -> bool:
+        """Whether a rendered answer parses to the message that it was rendered from."""
+        plain = self._escaper.unescape(text)
+        content, calls = parse_answer(plain, conversation.tools or ())
+        answer = GeneratedAnswer(content, calls, plain)
+        return canonical(answer.as_message()) == canonical(message)
 
     def _renderer(self, conversation: Conversation) -> _Render:
-        """The template with everything but the messages filled in."""
+        """Return the template bound to the tools and variables of the conversation."""
         for i, tool in enumerate(conversation.tools or ()):
             if not isinstance(tool, Mapping):
                 raise InvalidRequest(f"tools[{i}] is not an object", param=f"tools[{i}]")
@@ -224,7 +227,7 @@ class PromptBuilder:
 
         return render
 
-    def _refuse_hopeless(self, text: str) -> None:
+    def _reject_too_long(self, text: str) -> None:
         limit = self._max_context_tokens
         least = self._tokenizer.least_tokens(text)
         if limit is not None and least >= limit:
@@ -233,7 +236,7 @@ class PromptBuilder:
     def _is_reasoning_open(self, text: str, is_continued: bool) -> bool:
         if not is_continued:
             return text.rstrip().endswith(THINK_OPEN)
-        # Only what follows the last control token is the message that is continued.
+        # The message that is continued begins after the last special token.
         start = max((text.rfind(token) for token in self._tokenizer.special_tokens), default=0)
         return text.rfind(THINK_OPEN, max(start, 0)) > text.rfind(THINK_CLOSE, max(start, 0))
 
@@ -245,7 +248,7 @@ def _session_of(messages: Sequence[Message]) -> bytes:
 
 
 def _render_continued(messages: Sequence[Message], render: _Render) -> str:
-    """Render with the last message left open: cut right behind its content."""
+    """Render with the last message open: the text is cut right after its content."""
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Length of the common beginning of two long sequences, without a loop over their elements."""
+"""The length of the common prefix of two long sequences, without a loop over their elements."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _Sliceable = TypeVar("_Sliceable", str, "array[int]")
 
 
 def common_prefix_len(a: _Sliceable, b: _Sliceable) -> int:
-    """Number of leading elements in which ``a`` and ``b`` agree."""
+    """Return the number of leading elements in which ``a`` and ``b`` agree."""
     limit = min(len(a), len(b))
     low = 0
     while low < limit and a[low : low + _CHUNK] == b[low : low + _CHUNK]:
         low += _CHUNK
-    # The first difference, if any, lies in this chunk: halve it.
+    # The first difference, if any, lies in this chunk: bisect it.
     low, high = min(low, limit), min(low + _CHUNK, limit)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,7 @@
-"""The text of a prompt as tokens, encoded once and reused for texts that begin alike.
+"""Encodes rendered text, reusing the tokens of a text with the same prefix.
 
-Owns the order of the three steps of encoding a rendered text: cut it at added tokens, remove the
-marks of ``special_token_escaper``, and take the tokens of each segment from the echo index or the
-tokenizer.
+Owns the three steps of encoding: split at added tokens, unescape each segment, and take its tokens
+from the echo index or else from the tokenizer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A rendered text, its tokens, and where in both each added token ends."""
+    """A rendered text, its tokens, and the position in both after each added token."""
 
     text: str
     token_ids: array[int]
@@ -28,7 +27,7 @@ class EncodedText:
 
 
 class TextEncoder:
-    """Encodes rendered texts. Stateless but for what the tokenizer and the echo index keep."""
+    """Encodes rendered texts. Its only state is that of the tokenizer and the echo index."""
 
     def __init__(self, tokenizer: Tokenizer, escaper: SpecialTokenEscaper, echo: EchoIndex) -> None:
         self._tokenizer = tokenizer
@@ -36,12 +35,12 @@ class TextEncoder:
         self._echo = echo
 
     def encode(self, text: str, tenant: str, like: EncodedText | None = None) -> EncodedText:
-        """Encode a tenant's ``text``; what it has in common with ``like`` is taken from there."""
+        """Encode ``text`` for a tenant, reusing the tokens of its common prefix with ``like``."""
         ids = array("i")
         char_cuts: list[int] = []
         token_cuts: list[int] = []
         if like is not None:
-            # A longer added token could reach over the place where the texts part.
+            # An added token may extend beyond the position where the texts diverge.
             common = common_prefix_len(text, like.text)
             num_cuts = bisect_right(
                 like.char_cuts, common - self._tokenizer.max_added_token_characters

@@ -1,9 +1,9 @@
-"""Finds the beginnings of a prompt that other conversations are sure to repeat.
+"""Finds the heads of a prompt: the prefixes that other conversations are sure to repeat.
 
-Many conversations begin alike, with the same tools and system messages, and a client can mark more
-such places. As in `boundary` the template itself is asked: it renders the beginning followed by
-invented messages, and what all renderings have in common is the head. It knows no template, and
-does not decide which heads are kept.
+Many conversations share tools and system messages, and a client can mark further positions. As in
+`boundary`, a head is found by rendering: the prefix is rendered with different placeholder messages
+after it, and what all renderings have in common is the head. This works for any template. Which
+heads are kept is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvreg_service.chat.prompt.encoded_text import EncodedText
 from kvreg_service.core.errors import InvalidRequest
 from kvreg_service.core.request import Head
 
-# What Anthropic's clients may set; each costs two renderings of the conversation up to it.
+# The number of `cache_control` marks that Anthropic allows; each costs two renderings.
 MAX_MARKED_HEADS = 4
 
 
@@ -31,32 +31,32 @@ def find_heads(
     encode: Callable[[str], EncodedText],
     escape: Callable[[str], str],
 ) -> tuple[Head, ...]:
-    """The heads of a prompt, the shortest first; each leaves at least one token of it.
+    """Return the heads of a prompt, the shortest first. Each leaves at least one token to compute.
 
-    One is found without being asked for: the tools, the leading system messages and whatever else
-    the template puts before the first message of a user. Without tools and system messages these
-    are a few tokens. A mark on the tools or on one of these messages marks this head. Every other
-    mark adds one; a mark behind the last message does not, as the prompt's own boundary lies there,
-    one inside of it does. Of too many marks the last ``MAX_MARKED_HEADS`` count. Heads of one
-    length are one. A template that refuses what is invented has none there.
+    The first head needs no mark: it covers the tools, the leading system messages and whatever else
+    the template renders before the first user message, a few tokens if there are neither. A mark on
+    the tools or on a leading system message marks this head. Every other mark adds a head, except
+    one after the last message, where the stable boundary of the prompt lies. If there are too many
+    marks, the last ``MAX_MARKED_HEADS`` are used. Heads of equal length are merged. There is no
+    head where the template rejects the placeholder messages.
 
-    ``messages`` are those of the conversation in the form that ``render`` takes, and ``escape``
-    gives a text that form; ``encode`` encodes a rendered text.
+    ``messages`` are those of the conversation, escaped as ``render`` expects them; ``escape``
+    escapes a text in the same way, and ``encode`` encodes a rendered text.
     """
     num_leading = sum(1 for _ in takewhile(_is_system, messages))
     marks = sorted(conversation.marked_messages)
     is_marked = conversation.marks_tools or any(0 <= i < num_leading for i in marks)
     marked = [(i, None) for i in marks if num_leading <= i < len(messages) - 1]
     inside = [mark for mark in conversation.marked_texts if num_leading <= mark[0] < len(messages)]
-    # Behind a message is behind any place inside of it.
+    # The end of a message comes after every position inside it.
     places = sorted([*marked, *inside], key=lambda mark: (mark[0], mark[1] is None, mark[1] or 0))
     probes_by_end = [(list(_continuations(messages[:num_leading])), is_marked)]
     for i, num_characters in places[-MAX_MARKED_HEADS:]:
         if num_characters is None:
             probes = list(_continuations(messages[: i + 1]))
         else:
-            said = escape(str(conversation.messages[i].get("content", ""))[:num_characters])
-            probes = list(_rewordings(messages[: i + 1], said))
+            beginning = escape(str(conversation.messages[i].get("content", ""))[:num_characters])
+            probes = list(_variants(messages[: i + 1], beginning))
         probes_by_end.append((probes, True))
     heads: dict[int, bool] = {}
     for probes, is_marked in probes_by_end:
@@ -71,37 +71,38 @@ def _is_system(message: Message) -> bool:
 
 
 def _continuations(history: Sequence[Message]) -> Iterator[list[Message]]:
-    """The history with invented messages, of roles that may follow, up to a user's question.
+    """Yield the history followed by placeholder messages, the last of them a user message.
 
-    They differ in length as well: some templates look at the end, or at the number of messages.
+    The roles are those that may follow. The variants also differ in their number of messages, as
+    some templates depend on it, or on the last message.
     """
     role = history[-1]["role"] if history else "system"
     rounds: list[Message] = []
     for answer, question in zip(ANSWERS, QUESTIONS, strict=True):
-        said: Message = {"role": "assistant", "content": answer}
-        asked: Message = {"role": "user", "content": question}
+        assistant: Message = {"role": "assistant", "content": answer}
+        user: Message = {"role": "user", "content": question}
         following: list[Message] = []
         if role == "assistant":
             following += _results(history[-1], answer)
         if following or role in ("user", "tool"):
-            following.append(said)
-        yield [*history, *following, asked, *rounds]
-        rounds = [said, asked]
+            following.append(assistant)
+        yield [*history, *following, user, *rounds]
+        rounds = [assistant, user]
 
 
-def _rewordings(history: Sequence[Message], said: str) -> Iterator[list[Message]]:
-    """The history with a last message that begins with ``said`` and goes on with what is invented.
+def _variants(history: Sequence[Message], beginning: str) -> Iterator[list[Message]]:
+    """Yield the history with its last message cut to ``beginning``, followed by a placeholder.
 
-    None when the message does not begin so in the form that is rendered.
+    Yields nothing if the escaped content of the message does not start with ``beginning``.
     """
     last = history[-1]
-    if said and str(last.get("content", "")).startswith(said):
+    if beginning and str(last.get("content", "")).startswith(beginning):
         for answer in ANSWERS:
-            yield [*history[:-1], {**last, "content": f"{said}{answer}"}]
+            yield [*history[:-1], {**last, "content": f"{beginning}{answer}"}]
 
 
 def _results(message: Message, content: str) -> Iterator[Message]:
-    """A result of each tool call in an assistant's message."""
+    """Yield one tool result for each tool call of an assistant message."""
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         result: Message = {"role": "tool", "content": content, "name": call["function"]["name"]}
@@ -114,7 +115,7 @@ def _shared_len(
     render: Callable[[Sequence[Message]], str],
     encode: Callable[[str], EncodedText],
 ) -> int:
-    """How many tokens of the prompt all probes share, whatever text follows there."""
+    """Return how many leading tokens of the prompt all probes share, whatever text follows."""
     if not probes:
         return 0
     num_characters = len(prompt.text)
@@ -127,8 +128,8 @@ def _shared_len(
     shared = encode(prompt.text[:num_characters])
     length = len(shared.token_ids)
     if length not in shared.token_cuts[-1:]:
-        # Only an added token cannot be joined to the text that follows.
+        # The last token may merge with the text that follows, unless it is an added token.
         length -= 1
-    # One token has to be left to compute.
+    # At least one token must be computed.
     length = min(length, len(prompt.token_ids) - 1)
     return min(length, common_prefix_len(prompt.token_ids, shared.token_ids))

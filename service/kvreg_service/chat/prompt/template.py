@@ -1,7 +1,7 @@
-"""The chat template of a model: a list of messages to the text of a prompt.
+"""The chat template of a model, which renders messages to the text of a prompt.
 
-Owns the compiled template and its environment, which equals the one that templates are written
-for (that of transformers). It does not validate messages, tokenize, or know any template's form.
+Owns the compiled template and its Jinja environment, which matches the one of transformers. It does
+not validate messages, does not tokenize, and makes no assumptions about a template.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPECIAL_TOKEN_NAMES = (
     "mask_token",
 )
 
-# What a template's own expressions raise on messages that its author did not think of.
+# What the expressions of a template can raise on messages that its author did not anticipate.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -42,7 +42,7 @@ _TEMPLATE_ERRORS = (
 
 
 class ChatTemplate:
-    """One compiled template. Rendering changes nothing, so threads may share it."""
+    """One compiled template. Thread-safe, as rendering has no side effects."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ChatTemplate:
         """Compile ``source``; ``special_tokens`` are the variables such as ``bos_token``.
 
         Raises:
-            CheckpointError: the template has a syntax error.
+            CheckpointError: The template has a syntax error.
         """
         self.source = source
         self._special_tokens = dict(special_tokens or {})
@@ -67,10 +67,10 @@ class ChatTemplate:
 
     @classmethod
     def from_path(cls, path: Path | str) -> ChatTemplate:
-        """Read ``chat_template.jinja``, or else the template within ``tokenizer_config.json``.
+        """Read ``chat_template.jinja``, or else the template in ``tokenizer_config.json``.
 
         Raises:
-            CheckpointError: there is no template, or it has a syntax error.
+            CheckpointError: There is no template, or it has a syntax error.
         """
         folder = Path(path)
         config: dict[str, object] = {}
@@ -89,7 +89,7 @@ class ChatTemplate:
                 "a chat_template in tokenizer_config.json",
                 path=str(folder),
             )
-        tokens = {name: _spelling(config.get(name)) for name in _SPECIAL_TOKEN_NAMES}
+        tokens = {name: _token_text(config.get(name)) for name in _SPECIAL_TOKEN_NAMES}
         return cls(source, special_tokens={k: v for k, v in tokens.items() if v is not None})
 
     def render(
@@ -100,10 +100,10 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of ``messages``. ``variables`` cannot replace the other arguments.
+        """Render ``messages``. ``variables`` cannot override the other arguments.
 
         Raises:
-            InvalidRequest: the template refuses these messages or fails on them.
+            InvalidRequest: The template rejects these messages or fails on them.
         """
         context = {
             **self._special_tokens,
@@ -123,7 +123,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """Accepts ``{% generation %}``, by which templates mark the assistant's text for training."""
+    """Accepts ``{% generation %}``, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
 
@@ -153,7 +153,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # The filter of jinja2 escapes HTML characters, which no model was trained on.
+    # Jinja's own filter escapes HTML characters, which no model was trained on.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -174,7 +174,7 @@ def _default_template(value: object) -> object:
     return named.get("default")
 
 
-def _spelling(token: object) -> str | None:
+def _token_text(token: object) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

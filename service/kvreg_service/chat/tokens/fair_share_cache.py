@@ -1,6 +1,6 @@
-"""What is remembered for several tenants, within one bound that none of them can use up alone.
+"""An LRU cache whose capacity tenants share fairly: none of them can use all of it.
 
-Owns the order in which values are given up. It does not know what they are, and takes no lock.
+Owns the eviction order. It is not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class _Sized(NamedTuple, Generic[_Value]):
 
 
 class FairShareCache(Generic[_Key, _Value]):
-    """Values by tenant and key, bounded by the sum of their sizes. Its owner guards it.
+    """Values by tenant and key, bounded by the sum of their sizes. The owner synchronizes access.
 
-    When room is needed, the tenant that holds the most gives up what it has not used for longest.
-    So a tenant that holds no more than the bound, divided by the number of tenants, loses nothing.
+    Evicts the least recently used value of the tenant that holds the most. So a tenant that holds
+    no more than the bound divided by the number of tenants loses nothing.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -34,7 +34,7 @@ class FairShareCache(Generic[_Key, _Value]):
         return sum(map(len, self._shares.values()))
 
     def find(self, tenant: str, key: _Key) -> _Value | None:
-        """The value that this tenant put under this key, or None; it counts as used."""
+        """Return the value of this tenant's key, or None. The value becomes the most recent one."""
         share = self._shares.get(tenant)
         if share is None or key not in share:
             return None
@@ -44,9 +44,10 @@ class FairShareCache(Generic[_Key, _Value]):
     def put(
         self, tenant: str, key: _Key, value: _Value, size: int
     ) -> list[tuple[str, _Key]] | None:
-        """Keep a value in place of an earlier one, and return whose values made room for it.
+        """Store a value and return the tenants and keys of the values that were evicted for it.
 
-        The replaced value is none of them. A value larger than the bound is not kept: None.
+        A replaced value does not count as evicted. Returns None for a value larger than the bound,
+        which is not stored.
         """
         if size > self._max_size:
             return None

@@ -1,10 +1,10 @@
 """Text to token ids and back, with a cache that makes re-encoding a grown conversation cheap.
 
 Owns the vocabulary of one model and the cache of encoded segments. A *segment* is a run of text
-between two added tokens (``<|im_start|>``, ``<think>`` ...); the vocabulary encodes each segment
-by itself, so encoding segment by segment equals encoding the whole. Each tenant has its own part of
-the cache: how long a text takes must not tell what others wrote. It does not know templates,
-messages or which text came from a client.
+between two added tokens (``<|im_start|>``, ``<think>`` ...). Segments are encoded independently, so
+encoding them one by one equals encoding the whole text. Cached segments are not shared by tenants:
+the time of a request must not reveal what other tenants have sent. It does not know templates or
+messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A byte-level tokenizer as its ``tokenizer.json`` defines it. Safe to share by threads."""
+    """A byte-level tokenizer as its ``tokenizer.json`` defines it. Thread-safe."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Tokenizer:
         """Build from the content of a ``tokenizer.json``.
 
         Raises:
-            CheckpointError: the definition is malformed, its decoder is not byte-level, or its
-                added tokens depend on the text around them, so that segments cannot be encoded
-                by themselves.
+            CheckpointError: The definition is malformed, its decoder is not byte-level, or its
+                added tokens change the tokens of the text around them, so that segments are not
+                independent.
         """
         definition = {**definition, "post_processor": None, "truncation": None, "padding": None}
         whole = _build(definition)
         added = whole.get_added_tokens_decoder()
-        # Without the added tokens their literal text is ordinary text: segments are encoded here.
+        # Encodes segments: without the added tokens, their text is ordinary text.
         self._plain = _build({**definition, "added_tokens": []})
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._added = frozenset(added)
@@ -66,14 +66,14 @@ class Tokenizer:
         self.eos_token_ids = frozenset(self._resolve_eos(eos_tokens))
         self._segments: FairShareCache[str, array[int]] = FairShareCache(max_cached_characters)
         self._lock = threading.Lock()
-        self._refuse_unless_segments_stand_alone(whole)
+        self._require_independent_segments(whole)
 
     @classmethod
     def from_path(cls, path: Path | str) -> Tokenizer:
         """Read ``tokenizer.json`` and the end tokens named by the configurations beside it.
 
         Raises:
-            CheckpointError: the file is missing, unreadable or of an unsupported kind.
+            CheckpointError: The file is missing, unreadable or of an unsupported kind.
         """
         folder = Path(path)
         definition = _read_json(folder / "tokenizer.json")
@@ -82,9 +82,9 @@ class Tokenizer:
         return cls(definition, eos_tokens=_eos_tokens(folder))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``; added tokens that it spells out become those tokens.
+        """Return the token ids of ``text``; the text of an added token becomes that token.
 
-        A lone surrogate, which no UTF-8 text can hold, is encoded as U+FFFD.
+        A lone surrogate, which UTF-8 cannot represent, is encoded as U+FFFD.
         """
         ids: list[int] = []
         for segment, added_id in self.split(text):
@@ -94,9 +94,10 @@ class Tokenizer:
         return ids
 
     def encode_segment(self, segment: str, tenant: str = DEFAULT_TENANT) -> array[int]:
-        """Token ids of ``segment`` as ordinary text, even where it spells out an added token.
+        """Return the token ids of ``segment`` as ordinary text, even of the text of added tokens.
 
-        Effects: the caller must not change the array; the cache keeps it.
+        Effects:
+            The array belongs to the cache; the caller must not change it.
         """
         if not segment:
             return array("i")
@@ -106,7 +107,7 @@ class Tokenizer:
             text = segment
             if not segment.isascii():
                 text = _LONE_SURROGATE.sub("\ufffd", segment)
-            # A batch lets other threads run meanwhile; a single text does not.
+            # Encoding a batch releases the GIL; encoding a single text does not.
             (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
             ids = array("i", encoding.ids)
             with self._lock:
@@ -114,9 +115,9 @@ class Tokenizer:
         return ids
 
     def split(self, text: str, start: int = 0) -> Iterator[tuple[str, int | None]]:
-        """Cut ``text[start:]`` after each added token: pairs of a segment and the token behind it.
+        """Split ``text[start:]`` at added tokens: yields a segment and the token after it.
 
-        The last pair has no token. At one place the longest added token wins.
+        The last pair has no token. Where several added tokens match, the longest one is used.
         """
         position = start
         for match in self._pattern.finditer(text, start):
@@ -125,27 +126,27 @@ class Tokenizer:
         yield text[position:], None
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of ``token_ids``, added tokens spelled out, broken UTF-8 as U+FFFD."""
+        """Return the text of ``token_ids`` including added tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; none for a row that only pads the vocabulary."""
+        """Return the bytes of a token; empty for a row that pads the vocabulary."""
         return self._bytes.get(token_id, b"")
 
     def is_added(self, token_id: int) -> bool:
-        """True when the token stands outside the ordinary vocabulary, such as ``<think>``."""
+        """Return whether the token is an added one, such as ``<think>``."""
         return token_id in self._added
 
     def is_special(self, token_id: int) -> bool:
-        """True when the token controls the dialogue and has no place in a text for a reader."""
+        """Return whether the token is a special one, such as ``<|im_end|>``, which has no text."""
         return token_id in self._special
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound of the tokens of ``text``, without encoding it."""
+        """Return a lower bound of the number of tokens of ``text``, without encoding it."""
         return len(text) // self._longest_token_bytes
 
     def added_token_len(self, added_id: int) -> int:
-        """Number of characters that spell this added token."""
+        """Return the length of an added token in characters."""
         return self._added_lens[added_id]
 
     def _resolve_eos(self, tokens: Iterable[int | str]) -> Iterator[int]:
@@ -154,7 +155,7 @@ class Tokenizer:
             if token_id is not None:
                 yield token_id
 
-    def _refuse_unless_segments_stand_alone(self, whole: tokenizers.Tokenizer) -> None:
+    def _require_independent_segments(self, whole: tokenizers.Tokenizer) -> None:
         for token in self.added_tokens:
             probe = f"a {token} b{token}c\n{token}\n{token}"
             if self.encode(probe) != whole.encode(probe, add_special_tokens=False).ids:
@@ -174,9 +175,9 @@ def _build(definition: Mapping[str, object]) -> tokenizers.Tokenizer:
 
 
 def _alternatives(tokens: Iterable[str]) -> re.Pattern[str]:
-    # An alternation takes the first that fits, so the longest has to come first.
+    # An alternation takes the first match, so the longest token must come first.
     ordered = sorted(tokens, key=len, reverse=True)
-    # An empty alternation would match everywhere; this matches nowhere.
+    # An empty alternation would match everywhere; this never matches.
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
@@ -187,7 +188,7 @@ def _token_bytes(whole: tokenizers.Tokenizer) -> dict[int, bytes]:
     byte_of = _byte_of_character()
     table: dict[int, bytes] = {}
     for token, token_id in whole.get_vocab(with_added_tokens=False).items():
-        # A vocabulary may list control tokens beside the byte-level ones; they spell themselves.
+        # A vocabulary may list control tokens besides byte-level ones; their text is their name.
         if all(character in byte_of for character in token):
             table[token_id] = bytes(byte_of[character] for character in token)
         else:
@@ -198,10 +199,11 @@ def _token_bytes(whole: tokenizers.Tokenizer) -> dict[int, bytes]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Return the byte of each character of a byte-level vocabulary.
 
-    Source: GPT-2's ``bytes_to_unicode``: printable bytes stand for themselves, the others for
-    the characters from U+0100 on.
+    Source:
+        GPT-2's ``bytes_to_unicode``: printable bytes map to themselves, the others to the
+        characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
@@ -210,7 +212,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 def _eos_tokens(folder: Path) -> Iterator[int | str]:
-    """Ids and spellings of the end tokens that any of the model's configurations names."""
+    """Yield the ids or texts of the end tokens that the configurations of the model name."""
     for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
         content = _read_json(folder / name) or {}
         nested = content.get("text_config")

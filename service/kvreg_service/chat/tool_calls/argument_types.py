@@ -1,8 +1,8 @@
-"""What the schemas of a request's tools say about the type of each argument.
+"""The types of tool arguments, from the JSON schemas of the tools in a request.
 
-Some formats of tool calls write every value as bare text. Whether ``3`` is a number or a string
-is known from the tool's JSON schema alone; this module reads as much of a schema as that takes.
-It validates nothing else: ranges, patterns and required keys are the tool's own business.
+Some tool call formats write every value as bare text: only the schema says whether ``3`` is a
+number or a string. This module reads the types of a schema and nothing else. It does not validate
+ranges, patterns or required keys.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-# How Python spells them; models that were trained on Python do so now and then.
+# Models that were trained on Python sometimes write its constants.
 _PYTHON_CONSTANTS: Mapping[str, bool | None] = {"True": True, "False": False, "None": None}
-# Schemas may refer to themselves.
+# Schemas may be recursive.
 _MAX_DEPTH = 8
 
 
 class ArgumentTypes:
-    """The argument schemas of a list of tools, as OpenAI writes them. Stateless."""
+    """The argument schemas of a list of tools in OpenAI's format. Stateless."""
 
     def __init__(self, tools: Sequence[Mapping[str, object]]) -> None:
         self._schemas: dict[str, Mapping[str, object]] = {}
@@ -28,9 +28,9 @@ class ArgumentTypes:
                 self._schemas[function["name"]] = schema if isinstance(schema, Mapping) else {}
 
     def parse(self, tool: str, key: str, text: str) -> object:
-        """The value that ``text`` stands for: a string unless the schema wants something else.
+        """Return the value of ``text``: a string unless the schema requires another type.
 
-        Text that is no JSON of a type that the schema allows is a string.
+        Text that is not JSON of a type that the schema allows is a string as well.
         """
         schema = self._schemas.get(tool, {})
         properties = schema.get("properties")
@@ -38,29 +38,29 @@ class ArgumentTypes:
             return text
         types = _types_of(properties[key], schema, _MAX_DEPTH)
         if "string" in types:
-            # Of all that is no string, only null cannot well be meant as one.
+            # Where strings are allowed, only null is read as something else.
             return None if "null" in types and text.strip() == "null" else text
         return _parse(text, types)
 
 
 def load_json(text: str) -> object:
-    """Parse JSON strictly: what JSON does not have, such as NaN, is refused as well.
+    """Parse JSON strictly: constants that JSON does not have, such as NaN, are rejected.
 
     Raises:
-        ValueError: It is no JSON, or nested too deeply, or holds a lone surrogate, which no
-            response could be encoded with.
+        ValueError: The text is not JSON, is nested too deeply, or contains a lone surrogate, which
+            cannot be encoded in a response.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_reject)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # A surrogate can be spelled as an escape only; looking costs nothing where there is none.
+    # A surrogate can occur only as an escape; the check is free for texts without one.
     if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
-def _refuse(constant: str) -> object:
+def _reject(constant: str) -> object:
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -97,7 +97,7 @@ def _is_of(value: object, types: frozenset[str]) -> bool:
 
 
 def _types_of(schema: object, root: Mapping[str, object], depth: int) -> frozenset[str]:
-    """The JSON types that a schema allows; none when it does not say."""
+    """Return the JSON types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping) or depth == 0:
         return frozenset()
     named = schema.get("type")
@@ -118,7 +118,7 @@ def _types_of(schema: object, root: Mapping[str, object], depth: int) -> frozens
 
 
 def _resolve(reference: object, root: Mapping[str, object]) -> object:
-    """The part of the schema that a local reference (``#/$defs/name``) points to."""
+    """Return the part of the schema that a local reference (``#/$defs/name``) points to."""
     node: object = root
     for part in str(reference).removeprefix("#/").split("/"):
         node = node.get(part) if isinstance(node, Mapping) else None

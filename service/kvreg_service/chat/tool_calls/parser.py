@@ -1,9 +1,9 @@
-"""Finds tool calls in an answer while its text arrives piece by piece.
+"""A streaming parser that finds tool calls in generated text.
 
 Owns where a call begins and ends, and which white space around it belongs to the markup: the line
-breaks before and after. Nothing is lost: what is not a whole call is text, so an answer of a
-model that explains the format, writes half a call or is cut short comes out as it was written.
-A call therefore leaves only when it is complete.
+breaks before and after. Nothing is lost: anything that is not a complete call is text, so an answer
+that explains the format, contains half a call or is truncated is passed through unchanged. A call
+is emitted only when it is complete.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from kvreg_service.chat.tool_calls.syntax import CallReader, ReadCall, Unread
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
 
 CALL_OPEN = "<tool_call>"
-# A model that writes nothing but line breaks must not be waited for.
+# A model that generates only line breaks must not stall the stream.
 _MAX_LINE_BREAKS = 8
 
 Part = str | ToolCall
 
 
 class ToolCallParser:
-    """Parses one answer, without its reasoning. Holds back what may be the beginning of a call."""
+    """Parses one answer without its reasoning. Buffers text that may begin a call."""
 
     def __init__(self, tools: Sequence[Mapping[str, object]]) -> None:
         self._types = ArgumentTypes(tools)
         self._held = ""
-        # Of the call whose opener stands first in ``_held``.
+        # For the call whose opener is the first one in ``_held``.
         self._reader = CallReader(self._types)
         self._has_text = False
-        # The line breaks since the last call; None when text has followed it, or there is none.
+        # The line breaks since the last call; None if text has followed it, or there was no call.
         self._gap: str | None = None
 
     def push(self, text: str) -> list[Part]:
-        """Take the next piece of the answer; what is certain comes back, in order."""
+        """Add the next piece of text and return the parts that are final, in order."""
         self._held += text
         return self._advance(is_end=False)
 
     def flush(self) -> list[Part]:
-        """Take the end of the answer: what was held back is text after all."""
+        """End the answer and return the rest: what was buffered is text."""
         return self._advance(is_end=True)
 
     def _advance(self, *, is_end: bool) -> list[Part]:
@@ -65,7 +65,7 @@ class ToolCallParser:
         return parts
 
     def _release(self, end: int, parts: list[Part], *, is_end: bool = False) -> None:
-        """Give out held text up to ``end``, but for line breaks that a call may follow."""
+        """Emit the buffered text up to ``end``, except line breaks that may precede a call."""
         text = self._held[:end]
         if not is_end:
             text = _without_breaks(text)
@@ -86,13 +86,13 @@ class ToolCallParser:
 
 
 def _without_breaks(text: str) -> str:
-    """The text without the line breaks at its end that a call would make its own."""
+    """Return the text without the trailing line breaks that would belong to a call."""
     num_breaks = len(text) - len(text.rstrip("\n"))
     return text[: len(text) - min(num_breaks, _MAX_LINE_BREAKS)]
 
 
 def parse_answer(text: str, tools: Sequence[Mapping[str, object]]) -> tuple[str, list[ToolCall]]:
-    """The content and the calls of a whole answer."""
+    """Parse a complete answer and return its content and its calls."""
     parser = ToolCallParser(tools)
     parts = [*parser.push(text), *parser.flush()]
     content = "".join(part for part in parts if isinstance(part, str))

@@ -1,8 +1,8 @@
-"""The two ways in which Qwen models write a tool call between ``<tool_call>`` and its end.
+"""The two formats in which Qwen models write a tool call after ``<tool_call>``.
 
-The one names the function and its parameters in tags, each value on lines of its own, and was
-trained into Qwen3-Coder and Qwen3.5. The other is a JSON object, as Qwen2.5 and Qwen3 write it.
-Owns the grammar of one call; finding calls in an answer is `parser`'s.
+The first names the function and its parameters in tags, each value on its own lines (Qwen3-Coder,
+Qwen3.5). The second is a JSON object (Qwen2.5, Qwen3). Owns the grammar of one call; `parser` finds
+calls in an answer.
 
     <function=name>                              {"name": "name", "arguments": {"key": "value"}}
     <parameter=key>
@@ -10,7 +10,7 @@ Owns the grammar of one call; finding calls in an answer is `parser`'s.
     </parameter>
     </function>
 
-Both are read while the text grows, and no long value is looked at again with each piece of it.
+Both are parsed incrementally: a long value is not scanned again with each piece of text.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _PARAMETER = "<parameter="
 _FUNCTION_END = "</function>"
 _PARAMETER_END = "</parameter>"
 
-# White space between tags; nobody writes more, and a limit keeps the search short.
+# White space between tags; the limit bounds the search.
 _GAP = r"\s{0,16}"
 _HEAD = re.compile(rf"{_GAP}{_FUNCTION}([^<>\n]+)>")
 _HEAD_SO_FAR = re.compile(rf"{_GAP}{_FUNCTION}[^<>\n]*\Z")
-# The line break behind it belongs to the markup, so what follows has to be seen.
+# The line break after it belongs to the markup, so the next character must be known.
 _OPENED = re.compile(rf"{_GAP}{_PARAMETER}([^<>\n]+)>(?:\n|(?=.))")
 _OPENED_SO_FAR = re.compile(rf"{_GAP}{_PARAMETER}[^<>\n]*>?\Z")
 _CLOSED = re.compile(rf"{_GAP}{_FUNCTION_END}{_GAP}{CALL_CLOSE}")
-# A value may hold the tag that ends it: only followed by what comes next in a call is it the end.
+# A value may contain its own end tag: the tag ends it only if the next part of a call follows.
 _VALUE_END = re.compile(rf"{_PARAMETER_END}{_GAP}(?={_PARAMETER}|{_FUNCTION_END}|{CALL_CLOSE})")
-# From where the end of a value may still turn out to be one.
+# The longest text that may still turn out to be the end of a value.
 _LONGEST_VALUE_END = len(_PARAMETER_END) + 16 + len(CALL_CLOSE)
-# Such a line is rather the next parameter, with the end of this one forgotten.
+# Such a line is more likely the next parameter, with the end tag of this one missing.
 _NESTED = re.compile(rf"^{_PARAMETER}", re.MULTILINE)
 
 _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -49,31 +49,31 @@ _BETWEEN_STRINGS = re.compile(r'[^"<]*')
 
 
 class Unread(Enum):
-    """Why a text is no call."""
+    """Why a text is not a call."""
 
     OPEN = auto()
-    """It may become one when more of it is there."""
+    """It may become one with more text."""
     MALFORMED = auto()
-    """Nothing that follows can make it one."""
+    """It cannot become one."""
 
 
 @dataclass(frozen=True)
 class ReadCall:
-    """A call, and the number of characters of its text, the closing marker included."""
+    """A call, and the length of its text in characters, including the closing marker."""
 
     call: ToolCall
     length: int
 
 
 class CallReader:
-    """Reads one call. ``read`` is given the same text each time, and more of it."""
+    """Parses one call. Each call of ``read`` gets the same text with more appended."""
 
     def __init__(self, types: ArgumentTypes) -> None:
         self._types = types
         self._reader: _TagReader | _JsonReader | None = None
 
     def read(self, text: str, start: int) -> ReadCall | Unread:
-        """Read on in the call whose text begins at ``start``, behind the opening marker."""
+        """Continue parsing the call that begins at ``start``, after the opening marker."""
         if self._reader is None:
             beginning = text[start : start + 32].lstrip()
             if not beginning:
@@ -83,7 +83,7 @@ class CallReader:
 
 
 class _TagReader:
-    """The form with tags. Positions count from the beginning of the call's text."""
+    """Parses the format with tags. Positions are relative to the start of the call."""
 
     def __init__(self, types: ArgumentTypes) -> None:
         self._types = types
@@ -133,7 +133,7 @@ class _TagReader:
 
 
 class _JsonReader:
-    """The form that is a JSON object. It ends at the first closing marker outside of a string."""
+    """Parses the JSON format, which ends at the first closing marker outside a string."""
 
     def __init__(self) -> None:
         self._position = 0
@@ -145,7 +145,7 @@ class _JsonReader:
             matched = pattern.match(text, start + self._position)
             end = start + self._position if matched is None else matched.end()
             self._position = end - start
-            # Within a string a backslash may be the last character there is.
+            # Inside a string the text may end with a backslash.
             if end == len(text) or (self._is_in_string and text[end] == "\\"):
                 return Unread.OPEN
             if text[end] == '"':
@@ -159,7 +159,7 @@ class _JsonReader:
 
 
 def _open_if(text: str, position: int, so_far: re.Pattern[str], tag: str) -> Unread:
-    """Whether the text at a position may become a tag of which ``so_far`` is the beginning."""
+    """Whether the text at a position may become a tag that starts with ``so_far``."""
     rest = text[position : position + 64].lstrip()
     may_be = tag.startswith(rest) or so_far.match(text, position) is not None
     return Unread.OPEN if may_be else Unread.MALFORMED

@@ -1,4 +1,4 @@
-"""One call of a tool, as a model asks for it."""
+"""A tool call of a model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The name of a tool and its arguments, which are JSON values."""
+    """The name of a tool and its arguments as JSON values."""
 
     name: str
     arguments: Mapping[str, object]
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as the text of a JSON object."""
+        """The arguments as JSON text."""
         return "".join(self.argument_pieces())
 
     def argument_pieces(self) -> Iterator[str]:
-        """The text of the arguments, cut behind each of them."""
+        """Yield the JSON text of the arguments, one argument at a time."""
         opener = "{"
         for key, value in self.arguments.items():
             yield f"{opener}{_dump(key)}: {_dump(value)}"

@@ -1,4 +1,4 @@
-"""An answer in unusual tokens comes back in the same tokens, and only where it was said."""
+"""Generated tokens that differ from the encoding are spliced into the same conversation only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OTHER_USER = {"role": "user", "content": "Say something else."}
 
 
 class Talk:
-    """A prompt builder with its echo index, and what the two say about one exchange."""
+    """A prompt builder with its echo index, for one exchange."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_tokens: int) -> None:
         self.tokenizer = tokenizer
@@ -33,7 +33,7 @@ class Talk:
         return list(self._builder.build(conversation, tenant).token_ids)
 
     def answer(self, ids: list[int], user: dict[str, str] = _USER) -> list[int]:
-        """Let the model answer ``ids`` to ``user``; the prompt and the answer come back."""
+        """Record ``ids`` as the answer to ``user``; return the tokens of prompt and answer."""
         prompt = self.prompt(user)
         self.echo.record(prompt, ids)
         return prompt + ids
@@ -51,81 +51,81 @@ def talk(tokenizer: Tokenizer, template_of: TemplateOf) -> Talk:
 
 
 @pytest.fixture(scope="module")
-def spelled(tokenizer: Tokenizer) -> list[int]:
-    """A sentence spelled letter by letter, as no tokenizer would."""
+def unusual(tokenizer: Tokenizer) -> list[int]:
+    """A sentence encoded letter by letter, as no tokenizer would."""
     return [token_id for letter in "Noted: Monday." for token_id in tokenizer.encode(letter)]
 
 
-def test_an_unusual_answer_is_spliced(talk: Talk, spelled: list[int]) -> None:
-    ledger = talk.answer(spelled)
-    assert talk.echoed(spelled)[: len(ledger)] == ledger
+def test_an_unusual_answer_is_spliced(talk: Talk, unusual: list[int]) -> None:
+    ledger = talk.answer(unusual)
+    assert talk.echoed(unusual)[: len(ledger)] == ledger
 
 
-def test_without_a_record_the_tokenizer_chooses(talk: Talk, spelled: list[int]) -> None:
-    ledger = talk.prompt(_USER) + spelled
-    assert talk.echoed(spelled)[: len(ledger)] != ledger
+def test_without_a_record_the_tokenizer_chooses(talk: Talk, unusual: list[int]) -> None:
+    ledger = talk.prompt(_USER) + unusual
+    assert talk.echoed(unusual)[: len(ledger)] != ledger
 
 
-def test_an_end_token_ends_the_answer(talk: Talk, spelled: list[int]) -> None:
+def test_an_end_token_ends_the_answer(talk: Talk, unusual: list[int]) -> None:
     (end,) = talk.tokenizer.encode("<|im_end|>")
-    ledger = talk.answer([*spelled, end])
-    assert talk.echoed(spelled)[: len(ledger)] == ledger
+    ledger = talk.answer([*unusual, end])
+    assert talk.echoed(unusual)[: len(ledger)] == ledger
 
 
-def test_the_splice_does_not_change_the_text(talk: Talk, spelled: list[int]) -> None:
-    before = talk.tokenizer.decode(talk.echoed(spelled))
-    talk.answer(spelled)
-    assert talk.tokenizer.decode(talk.echoed(spelled)) == before
+def test_the_splice_does_not_change_the_text(talk: Talk, unusual: list[int]) -> None:
+    before = talk.tokenizer.decode(talk.echoed(unusual))
+    talk.answer(unusual)
+    assert talk.tokenizer.decode(talk.echoed(unusual)) == before
 
 
 def test_another_conversation_keeps_the_choice_of_the_tokenizer(
-    talk: Talk, spelled: list[int]
+    talk: Talk, unusual: list[int]
 ) -> None:
-    before = talk.echoed(spelled, _OTHER_USER)
-    talk.answer(spelled)
-    assert talk.echoed(spelled, _OTHER_USER) == before
+    before = talk.echoed(unusual, _OTHER_USER)
+    talk.answer(unusual)
+    assert talk.echoed(unusual, _OTHER_USER) == before
 
 
-def test_two_conversations_keep_their_own_tokens(talk: Talk, spelled: list[int]) -> None:
+def test_two_conversations_keep_their_own_tokens(talk: Talk, unusual: list[int]) -> None:
     (no,) = talk.tokenizer.encode("No")
-    other = [no, *spelled[2:]]
-    first, second = talk.answer(spelled), talk.answer(other, _OTHER_USER)
-    assert talk.echoed(spelled)[: len(first)] == first
+    other = [no, *unusual[2:]]
+    first, second = talk.answer(unusual), talk.answer(other, _OTHER_USER)
+    assert talk.echoed(unusual)[: len(first)] == first
     assert talk.echoed(other, _OTHER_USER)[: len(second)] == second
 
 
-def test_another_tenant_keeps_the_choice_of_the_tokenizer(talk: Talk, spelled: list[int]) -> None:
-    before = talk.echoed(spelled, tenant="other")
-    talk.answer(spelled)
-    assert talk.echoed(spelled, tenant="other") == before
+def test_another_tenant_keeps_the_choice_of_the_tokenizer(talk: Talk, unusual: list[int]) -> None:
+    before = talk.echoed(unusual, tenant="other")
+    talk.answer(unusual)
+    assert talk.echoed(unusual, tenant="other") == before
 
 
-def test_a_tenant_gets_its_own_tokens_back(talk: Talk, spelled: list[int]) -> None:
+def test_a_tenant_gets_its_own_tokens_back(talk: Talk, unusual: list[int]) -> None:
     (no,) = talk.tokenizer.encode("No")
-    other = [no, *spelled[2:]]
-    ledger = talk.answer(spelled)
+    other = [no, *unusual[2:]]
+    ledger = talk.answer(unusual)
     talk.echo.record(talk.prompt(_USER), other, "other")
-    assert talk.echoed(spelled)[: len(ledger)] == ledger
+    assert talk.echoed(unusual)[: len(ledger)] == ledger
     assert talk.echoed(other, tenant="other")[: len(ledger) - 1] == talk.prompt(_USER) + other
 
 
 def test_many_answers_of_a_tenant_leave_those_of_another(
-    tokenizer: Tokenizer, template_of: TemplateOf, spelled: list[int]
+    tokenizer: Tokenizer, template_of: TemplateOf, unusual: list[int]
 ) -> None:
-    talk = Talk(tokenizer, template_of("reference"), max_tokens=3 * len(spelled))
-    ledger = talk.answer(spelled)
+    talk = Talk(tokenizer, template_of("reference"), max_tokens=3 * len(unusual))
+    ledger = talk.answer(unusual)
     for number in range(10):
-        talk.echo.record(talk.prompt({"role": "user", "content": f"{number}?"}), spelled, "other")
-    assert talk.echoed(spelled)[: len(ledger)] == ledger
+        talk.echo.record(talk.prompt({"role": "user", "content": f"{number}?"}), unusual, "other")
+    assert talk.echoed(unusual)[: len(ledger)] == ledger
 
 
-def test_a_later_turn_still_gets_every_splice(talk: Talk, spelled: list[int]) -> None:
-    answer = {"role": "assistant", "content": talk.tokenizer.decode(spelled)}
-    talk.answer(spelled)
+def test_a_later_turn_still_gets_every_splice(talk: Talk, unusual: list[int]) -> None:
+    answer = {"role": "assistant", "content": talk.tokenizer.decode(unusual)}
+    talk.answer(unusual)
     prompt = talk.prompt(_USER, answer, _OTHER_USER)
-    talk.echo.record(prompt, spelled)
+    talk.echo.record(prompt, unusual)
     following = talk.prompt(_USER, answer, _OTHER_USER, answer)
-    assert following[: len(prompt) + len(spelled)] == prompt + spelled
+    assert following[: len(prompt) + len(unusual)] == prompt + unusual
 
 
 def test_the_choice_of_the_tokenizer_is_not_kept(talk: Talk) -> None:
@@ -133,34 +133,34 @@ def test_the_choice_of_the_tokenizer_is_not_kept(talk: Talk) -> None:
     assert len(talk.echo) == 0
 
 
-def test_a_repeated_answer_is_kept_once(talk: Talk, spelled: list[int]) -> None:
-    talk.answer(spelled)
-    talk.answer(spelled)
+def test_a_repeated_answer_is_kept_once(talk: Talk, unusual: list[int]) -> None:
+    talk.answer(unusual)
+    talk.answer(unusual)
     assert len(talk.echo) == 1
 
 
-def test_a_later_spelling_replaces_an_earlier_one(talk: Talk, spelled: list[int]) -> None:
+def test_later_tokens_replace_earlier_ones(talk: Talk, unusual: list[int]) -> None:
     (no,) = talk.tokenizer.encode("No")
-    talk.answer([no, *spelled[2:]])
-    ledger = talk.answer(spelled)
-    assert talk.echoed(spelled)[: len(ledger)] == ledger
+    talk.answer([no, *unusual[2:]])
+    ledger = talk.answer(unusual)
+    assert talk.echoed(unusual)[: len(ledger)] == ledger
 
 
 def test_the_oldest_record_makes_room(
-    tokenizer: Tokenizer, template_of: TemplateOf, spelled: list[int]
+    tokenizer: Tokenizer, template_of: TemplateOf, unusual: list[int]
 ) -> None:
-    talk = Talk(tokenizer, template_of("reference"), max_tokens=len(spelled) + 5)
-    talk.answer(spelled)
-    ledger = talk.answer(spelled, _OTHER_USER)
+    talk = Talk(tokenizer, template_of("reference"), max_tokens=len(unusual) + 5)
+    talk.answer(unusual)
+    ledger = talk.answer(unusual, _OTHER_USER)
     assert len(talk.echo) == 1
-    assert talk.echoed(spelled, _OTHER_USER)[: len(ledger)] == ledger
+    assert talk.echoed(unusual, _OTHER_USER)[: len(ledger)] == ledger
 
 
 def test_an_answer_beyond_the_bound_is_not_kept(
-    tokenizer: Tokenizer, template_of: TemplateOf, spelled: list[int]
+    tokenizer: Tokenizer, template_of: TemplateOf, unusual: list[int]
 ) -> None:
-    talk = Talk(tokenizer, template_of("reference"), max_tokens=len(spelled) - 1)
-    talk.answer(spelled)
+    talk = Talk(tokenizer, template_of("reference"), max_tokens=len(unusual) - 1)
+    talk.answer(unusual)
     assert len(talk.echo) == 0
 
 
@@ -169,7 +169,7 @@ def test_any_answer_comes_back_in_its_own_tokens(
     tokenizer: Tokenizer, template_of: TemplateOf, ids: list[int]
 ) -> None:
     text = tokenizer.decode(ids)
-    # Spelled out in ordinary tokens, an added token cannot come back as what it was.
+    # Generated as ordinary tokens, the text of an added token cannot be recognized again.
     assume(not any(token in text for token in tokenizer.added_tokens))
     talk = Talk(tokenizer, template_of("reference"), max_tokens=10_000)
     ledger = talk.answer(ids)

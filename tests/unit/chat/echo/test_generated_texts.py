@@ -1,4 +1,4 @@
-"""A spelling is found by what was said, and only in the conversation in which it was said."""
+"""A generated text is found by the content of its message, in the same conversation only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvreg_service.chat.messages import Message, normalize_messages
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
 
 _USER = {"role": "user", "content": "Where?"}
-_ANSWER = GeneratedAnswer("So:", [ToolCall("look", {"at": "sky", "days": 3})], "SPELLING")
+_ANSWER = GeneratedAnswer("So:", [ToolCall("look", {"at": "sky", "days": 3})], "GENERATED")
 
 
 def _call(arguments: object, name: str = "look", **more: object) -> dict[str, object]:
@@ -48,7 +48,7 @@ def index() -> GeneratedTextIndex:
 def test_an_echo_is_known_however_its_client_writes_it(
     index: GeneratedTextIndex, echo: dict[str, object]
 ) -> None:
-    assert _found(index, _USER, echo) == "SPELLING"
+    assert _found(index, _USER, echo) == "GENERATED"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_many_answers_of_another_tenant_leave_it() -> None:
     index.record("a tenant", history, _ANSWER)
     for name in range(10):
         index.record("another tenant", bytes([name]), _ANSWER)
-    assert _found(index, _USER, _echo(_call('{"at": "sky", "days": 3}'))) == "SPELLING"
+    assert _found(index, _USER, _echo(_call('{"at": "sky", "days": 3}'))) == "GENERATED"
 
 
 def test_ids_in_the_history_make_no_difference() -> None:
@@ -108,7 +108,7 @@ def test_ids_in_the_history_make_no_difference() -> None:
     assert first == second
 
 
-def test_a_later_spelling_replaces_an_earlier_one(index: GeneratedTextIndex) -> None:
+def test_a_later_text_replaces_an_earlier_one(index: GeneratedTextIndex) -> None:
     later = GeneratedAnswer(_ANSWER.content, _ANSWER.calls, "OTHER")
     index.record("a tenant", digests(normalize_messages([_USER]))[-1], later)
     assert _found(index, _USER, _echo(_call('{"at": "sky", "days": 3}'))) == "OTHER"
@@ -130,7 +130,7 @@ def test_what_was_used_is_not_the_oldest() -> None:
     echo = _echo(_call('{"at": "sky", "days": 3}'))
     _found(index, _USER, echo)
     index.record("a tenant", b"c", _ANSWER)
-    assert _found(index, _USER, echo) == "SPELLING"
+    assert _found(index, _USER, echo) == "GENERATED"
 
 
 def test_what_is_larger_than_the_bound_is_not_kept() -> None:

@@ -1,4 +1,4 @@
-"""A spelling replaces what the template wrote for its message, and nothing else, or nothing."""
+"""A generated text replaces exactly the rendering of its message, or nothing."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ def _body(message: Message) -> str:
     return "".join([str(message["content"]), *(f"[{name}]" for name in names)])
 
 
-def _respelled(
+def _spliced(
     render: Render,
-    spellings: dict[int, str],
-    reads_as: Callable[[str, int], bool] = lambda text, i: text == _body(_MESSAGES[i]),
+    texts: dict[int, str],
+    parses_to: Callable[[str, int], bool] = lambda text, i: text == _body(_MESSAGES[i]),
 ) -> str:
-    respelling = TextSplice(spellings).confirmed(_MESSAGES, render, reads_as)
-    return respelling.fill(render(respelling.mark(_MESSAGES)))
+    splice = TextSplice(texts).verified(_MESSAGES, render, parses_to)
+    return splice.fill(render(splice.mark(_MESSAGES)))
 
 
-def test_a_spelling_stands_in_the_place_of_its_message() -> None:
-    assert _respelled(_chatml, {1: "A!"}) == _chatml(_MESSAGES).replace("a[f]", "A!")
+def test_a_generated_text_replaces_its_message() -> None:
+    assert _spliced(_chatml, {1: "A!"}) == _chatml(_MESSAGES).replace("a[f]", "A!")
 
 
-def test_several_spellings_stand_each_in_its_place() -> None:
+def test_several_texts_replace_their_messages() -> None:
     expected = _chatml(_MESSAGES).replace("a[f]", "A!").replace("b[g]", "B!")
-    assert _respelled(_chatml, {1: "A!", 3: "B!"}) == expected
+    assert _spliced(_chatml, {1: "A!", 3: "B!"}) == expected
 
 
-def test_without_spellings_nothing_is_rendered() -> None:
+def test_without_texts_nothing_is_rendered() -> None:
     def never(_: Sequence[Message]) -> str:
         raise AssertionError("rendered")
 
-    assert TextSplice({}).confirmed(_MESSAGES, never, lambda *_: True).mark(_MESSAGES) == _MESSAGES
+    assert TextSplice({}).verified(_MESSAGES, never, lambda *_: True).mark(_MESSAGES) == _MESSAGES
 
 
 def test_a_message_that_reads_differently_keeps_its_form() -> None:
     expected = _chatml(_MESSAGES).replace("b[g]", "B!")
-    assert _respelled(_chatml, {1: "A!", 3: "B!"}, lambda _, i: i == 3) == expected
+    assert _spliced(_chatml, {1: "A!", 3: "B!"}, lambda _, i: i == 3) == expected
 
 
-def test_a_spelling_may_look_like_a_mark() -> None:
-    assert "\ufdd23\ufdd2" in _respelled(_chatml, {1: "\ufdd23\ufdd2"})
+def test_a_generated_text_may_contain_a_placeholder() -> None:
+    assert "\ufdd23\ufdd2" in _spliced(_chatml, {1: "\ufdd23\ufdd2"})
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_a_spelling_may_look_like_a_mark() -> None:
     ],
 )  # fmt: skip
 def test_a_template_that_does_more_than_write_messages_keeps_its_form(render: Render) -> None:
-    assert _respelled(render, {1: "A!", 3: "B!"}, lambda *_: True) == render(_MESSAGES)
+    assert _spliced(render, {1: "A!", 3: "B!"}, lambda *_: True) == render(_MESSAGES)
 
 
 def test_a_client_that_writes_a_mark_keeps_the_form_of_the_template() -> None:
     messages = [{"role": "user", "content": "\ufdd21\ufdd2"}, *_MESSAGES[1:]]
-    respelling = TextSplice({1: "A!"}).confirmed(messages, _chatml, lambda *_: True)
-    assert respelling.fill(_chatml(respelling.mark(messages))) == _chatml(messages)
+    splice = TextSplice({1: "A!"}).verified(messages, _chatml, lambda *_: True)
+    assert splice.fill(_chatml(splice.mark(messages))) == _chatml(messages)

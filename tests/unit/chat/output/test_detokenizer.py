@@ -18,7 +18,7 @@ ByteTokens = dict[int, int]
 
 @pytest.fixture(scope="module")
 def byte_tokens(tokenizer: Tokenizer) -> ByteTokens:
-    """The token that stands for each single byte."""
+    """The token of each single byte."""
     ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     return {byte: ids[bytes([byte])] for byte in range(256)}
 

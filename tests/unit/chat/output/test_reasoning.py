@@ -1,4 +1,4 @@
-"""Reasoning and content come apart the same way however the text is cut into pieces."""
+"""Reasoning and content are split alike for any division of the text into pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvreg_service.chat.tokens.tokenizer import Tokenizer
 _TEXT = st.lists(
     st.sampled_from(["<think>", "</think>", "</thi", "<", "\n", "\n\n", " ", "a"]), max_size=10
 ).map("".join)
-# What a template can give back: reasoning that it does not trim, and content of any kind.
+# What a template can reproduce: reasoning that it does not trim, and any content.
 _REASONING = st.text("ab \n<", max_size=12).map(str.strip)
 _CONTENT = st.text("ab \n<", max_size=12)
 

@@ -1,4 +1,4 @@
-"""The boundary is what the next request repeats, for templates that rewrite the past and others."""
+"""The boundary is what the next request repeats, also if the template rewrites history."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_phrase_that_only_the_prompt_has_is_not_stable(
 
 
 def test_a_refused_probe_means_none_and_no_error(builder_of: BuilderOf) -> None:
-    # A next answer would follow the assistant's message, which this template refuses.
+    # The next answer would follow an assistant message, which this template rejects.
     prompt = _build(builder_of("alternating_roles"), [_user(), _assistant("Rest.")])
     assert prompt.boundary.turn is None
 

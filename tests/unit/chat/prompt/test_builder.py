@@ -1,4 +1,4 @@
-"""Prompts have the tokens that transformers gives, and clients cannot forge control tokens."""
+"""Prompts have the tokens of transformers, and clients cannot inject special tokens."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MESSAGES = st.lists(
 
 
 def _is_free_of_forgeries(messages: list[Message], tokenizer: Tokenizer) -> bool:
-    """Whether nothing in them is kept from becoming a control token, as transformers would have it.
+    """Whether the messages contain no special token, which transformers would not escape.
 
-    Hypothesis also draws the strings that it finds in our own code, these tokens among them.
+    Hypothesis also draws strings that it finds in the code under test, these tokens among them.
     """
     return not any(
         token in str(message["content"])
@@ -225,7 +225,7 @@ def test_an_empty_rendering_is_refused(tokenizer: Tokenizer) -> None:
 
 
 class CountingTokenizer(Tokenizer):
-    """Counts the characters that it was asked to encode, cached or not."""
+    """Counts the characters that are encoded, cached or not."""
 
     num_characters = 0
 

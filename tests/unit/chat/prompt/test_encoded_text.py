@@ -1,4 +1,4 @@
-"""What is taken over from a text that begins alike equals what would have been encoded."""
+"""Tokens reused from a text with a common prefix equal those of a fresh encoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvreg_service.chat.prompt.encoded_text import TextEncoder
 from kvreg_service.chat.prompt.special_token_escaper import SpecialTokenEscaper
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 
-# The last two begin alike: which of them stands in a text depends on what follows.
+# The last two share a prefix: which of them occurs depends on the text that follows.
 _PIECES = ["a", "b", "\n", "\ufdd0", "<|im_start|>", "<|im_end|>", "<|im_end|>!"]
 _TEXT = st.lists(st.sampled_from(_PIECES), max_size=6).map("".join)
 

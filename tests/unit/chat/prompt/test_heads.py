@@ -1,4 +1,4 @@
-"""Heads are what other conversations repeat, and they hold what these are said to share."""
+"""Heads are what other conversations repeat, and contain what these share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BuilderOf = Callable[[str], PromptBuilder]
 TemplateOf = Callable[[str], ChatTemplate]
 Message = dict[str, object]
 
-# These put the tools, if they have any, and the system message before all other messages.
+# These render the tools, if any, and the system message before all other messages.
 _IN_ORDER = ["reference", "chatml", "no_generation_prompt", "plain_text", "default_system"]
 _FORGIVING = [
     *_IN_ORDER,
@@ -82,7 +82,7 @@ _LONG = [
 ]
 
 
-# The head that nobody asked for
+# The head without a mark
 
 
 @pytest.mark.parametrize("tools", [None, [_tool()]])
@@ -145,7 +145,7 @@ def test_a_continued_message_makes_no_difference(builder: PromptBuilder) -> None
 
 
 @pytest.mark.parametrize("question", ["Go on", "4 more", "Go on, 4 more"])
-def test_a_user_who_says_what_is_invented_has_the_same_head(
+def test_a_user_message_equal_to_a_placeholder_has_the_same_head(
     builder: PromptBuilder, question: str
 ) -> None:
     assert _build(builder, [_system(), _user(question)]).heads == (
@@ -233,7 +233,7 @@ def test_the_head_holds_all_tokens_of_the_system_message(
     tools: list[Message] | None,
     talk: list[Message],
 ) -> None:
-    # What follows the text keeps its last tokens from being joined to what comes behind it.
+    # The text that follows prevents a merge with the last tokens.
     system += "end"
     prompt = _build(builder_of(name), [_system(system), *talk], tools=tools)
     assert system in _texts(tokenizer, prompt)[0]
@@ -313,7 +313,7 @@ def test_a_strict_order_of_roles_is_kept_behind_a_user(builder_of: BuilderOf) ->
 
 
 def _fork(history: list[Message], text: str, talk: list[Message]) -> list[Message]:
-    """The history, what has to follow on its last message, and a talk."""
+    """The history, the messages that must follow its last one, and a conversation."""
     last = history[-1]
     if "tool_calls" in last:
         return [*history, *_tool_round(0, text)[1:], _assistant(text), *talk]
@@ -342,7 +342,7 @@ def test_a_conversation_that_forks_behind_a_mark_repeats_the_head(
     switches: dict[str, object],
 ) -> None:
     messages = [*systems, *talk]
-    # Behind a system message that others follow there is no head.
+    # There is no head after a system message that other system messages follow.
     mark = max(mark % len(messages), len(systems) - 1)
     builder = builder_of(name)
     prompt = _build(builder, messages, marked_messages=frozenset({mark}), **switches)
@@ -374,7 +374,7 @@ def test_heads_are_few_and_in_order(
     assert all(0 < position < len(prompt.token_ids) for position in positions)
 
 
-# Spellings
+# Generated text
 
 
 def test_a_head_with_an_answer_has_the_tokens_of_the_model(
@@ -382,22 +382,22 @@ def test_a_head_with_an_answer_has_the_tokens_of_the_model(
 ) -> None:
     echo = EchoIndex(tokenizer)
     builder = PromptBuilder(tokenizer, template_of("reference"), echo)
-    spelled = [i for letter in "Noted: Monday." for i in tokenizer.encode(letter)]
+    unusual = [i for letter in "Noted: Monday." for i in tokenizer.encode(letter)]
     asked = _build(builder, [_user()], preserve_thinking=True)
-    echo.record(asked.token_ids, spelled)
+    echo.record(asked.token_ids, unusual)
     messages = [_user(), _assistant("Noted: Monday."), _user("And?")]
     prompt = _build(builder, messages, preserve_thinking=True, marked_messages=frozenset({1}))
-    ledger = asked.token_ids + array("i", spelled)
+    ledger = asked.token_ids + array("i", unusual)
     assert prompt.token_ids[: len(ledger)] == ledger
     assert prompt.heads[-1].num_tokens > len(ledger)
 
 
-def test_a_head_with_a_tool_call_has_the_spelling_of_the_model(builder_of: BuilderOf) -> None:
+def test_a_head_with_a_tool_call_has_the_generated_text(builder_of: BuilderOf) -> None:
     builder, tools = builder_of("reference"), [_tool()]
     asked = _build(builder, [_user()], tools=tools)
-    spelling = '<tool_call>\n{"arguments":{"page":1},"name":"look_up"}\n</tool_call>'
-    content, calls = parse_answer(spelling, tools)
-    builder.remember(asked, GeneratedAnswer(content, calls, spelling))
+    generated = '<tool_call>\n{"arguments":{"page":1},"name":"look_up"}\n</tool_call>'
+    content, calls = parse_answer(generated, tools)
+    builder.remember(asked, GeneratedAnswer(content, calls, generated))
     messages = [_user(), *_tool_round(1, "blue")]
     prompt = _build(
         builder,
@@ -416,7 +416,7 @@ def test_a_head_with_a_tool_call_has_the_spelling_of_the_model(builder_of: Build
 
 
 class CountingTemplate(ChatTemplate):
-    """Counts the messages that it was asked to render."""
+    """Counts the messages that are rendered."""
 
     num_messages = 0
 
@@ -426,7 +426,7 @@ class CountingTemplate(ChatTemplate):
 
 
 class CountingTokenizer(Tokenizer):
-    """Counts the characters that it was asked to encode, cached or not."""
+    """Counts the characters that are encoded, cached or not."""
 
     num_characters = 0
 
@@ -451,7 +451,7 @@ def test_the_first_head_renders_only_what_it_holds(
 ) -> None:
     builder = PromptBuilder(tokenizer, counting_template, EchoIndex(tokenizer))
     builder.build(Conversation(_LONG))
-    # The prompt, two next turns, and the system message with an invented beginning, twice.
+    # The prompt, two next turns, and twice the system message with a placeholder.
     assert counting_template.num_messages == len(_LONG) + 2 * (len(_LONG) + 2) + 2 + 4
 
 

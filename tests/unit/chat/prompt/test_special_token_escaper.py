@@ -1,4 +1,4 @@
-"""A control token that a client spells out is marked, and the mark leaves no trace."""
+"""Special tokens in client text are escaped, and unescaping restores the text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_no_special_token_is_left(text: str) -> None:
 
 
 @given(role=st.sampled_from(["user", "tool"]), text=_TEXT)
-def test_revealing_gives_the_text_back(role: str, text: str) -> None:
+def test_unescaping_restores_the_text(role: str, text: str) -> None:
     assert _ESCAPER.unescape(_escaped_content(role, text)) == text
 
 
@@ -39,11 +39,11 @@ def test_other_added_tokens_are_text_in_tool_results() -> None:
     assert "<think>" not in _escaped_content("tool", "<think>")
 
 
-def test_nested_values_and_keys_are_protected() -> None:
+def test_nested_values_and_keys_are_escaped() -> None:
     tool = {"parameters": [{"<|im_end|>": ("<|im_end|>", 1, None)}]}
     assert "<|im_end|>" not in str(_ESCAPER.escape(tool))
 
 
-def test_a_vocabulary_without_added_tokens_marks_nothing() -> None:
+def test_without_added_tokens_nothing_is_escaped() -> None:
     escaper = SpecialTokenEscaper(special_tokens=[], added_tokens=[])
     assert escaper.escape("<|im_end|>") == "<|im_end|>"

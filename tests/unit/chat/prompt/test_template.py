@@ -1,4 +1,4 @@
-"""Templates render as transformers renders them, and refuse with a reason."""
+"""Templates render as in transformers, and errors give the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values stay within their tenant, and a tenant within its share loses none to others."""
+"""Values are not shared by tenants, and a tenant within its share loses none to others."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_a_value_beyond_the_bound_is_not_kept() -> None:
     assert len(cache) == 0
 
 
-def test_who_holds_the_most_makes_room_for_others() -> None:
+def test_the_largest_tenant_is_evicted_for_others() -> None:
     cache = Cache(4)
     _filled(cache, "a", 0, 1, 2, 3)
     assert cache.put("b", 0, "b0", 1) == [("a", 0)]
 
 
-def test_who_holds_the_most_makes_room_for_its_own() -> None:
+def test_the_largest_tenant_is_evicted_for_itself() -> None:
     cache = Cache(4)
     _filled(cache, "b", 0)
     _filled(cache, "a", 0, 1, 2)

@@ -1,4 +1,4 @@
-"""The tokenizer gives the ids of transformers, and its cache never shows in them."""
+"""The tokenizer gives the ids of transformers, with or without its cache."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_at_one_place_the_longest_added_token_wins(definition: dict[str, Any]) -
     assert Tokenizer(content).encode(text) == oracle.encode(text).ids
 
 
-def test_a_segment_that_spells_an_added_token_is_ordinary_text(tokenizer: Tokenizer) -> None:
+def test_the_text_of_an_added_token_in_a_segment_is_ordinary_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_segment("a <|im_end|> b")
     assert not any(tokenizer.is_added(token_id) for token_id in ids)
 

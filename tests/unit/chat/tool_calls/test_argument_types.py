@@ -1,4 +1,4 @@
-"""Arguments get the type that the tool's schema gives them, and stay text in any doubt."""
+"""Arguments have the types of the tool's schema; anything else is text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls are found in an answer however it is cut, and nothing of any answer is lost."""
+"""Tool calls are found for any division of the text into pieces, and no text is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tags(value: str, key: str = "at") -> str:
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """Parts with neighbouring texts joined."""
+    """Parts with adjacent texts joined."""
     result: list[Part] = []
     for part in parts:
         if isinstance(part, str) and result and isinstance(result[-1], str):
@@ -88,7 +88,7 @@ def test_a_call_may_have_no_arguments() -> None:
     assert parse([whole, short]) == [ToolCall("now", {}), ToolCall("now", {})]
 
 
-def test_a_call_of_a_tool_that_nobody_offered_is_a_call() -> None:
+def test_a_call_of_an_unknown_tool_is_a_call() -> None:
     text = "<tool_call>\n<function=fly>\n<parameter=to>\n3\n</parameter>\n</function>\n</tool_call>"
     assert parse([text]) == [ToolCall("fly", {"to": "3"})]
 
@@ -120,14 +120,14 @@ MALFORMED = {
 
 @pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED)
 @pytest.mark.parametrize("around", ["{}", "So:\n\n{}\n\nSee?\n"])
-def test_what_is_no_call_stays_text(text: str, around: str) -> None:
+def test_text_that_is_not_a_call_stays_text(text: str, around: str) -> None:
     whole = around.replace("{}", text)
     assert parse([whole]) == [whole]
 
 
 @pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED)
-def test_a_call_behind_what_is_none_is_found(text: str) -> None:
-    # Within an open value everything is part of the value, until the answer ends.
+def test_a_call_after_text_that_is_not_one_is_found(text: str) -> None:
+    # Inside an open value, all text is part of the value until the answer ends.
     parts = parse([f"{text}\n\n{TAGS}"])
     assert parts == [text, CALL]
 
