@@ -1,1 +1,1 @@
-"""What an operator sees of a running engine: metrics, the request log, traces, a page."""
+"""The observability of a running engine: metrics, request log, traces and the page ``/ui``."""

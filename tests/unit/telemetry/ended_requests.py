@@ -1,4 +1,4 @@
-"""Records of requests that went differently, as an engine makes them."""
+"""Records of finished requests with different outcomes, as an engine makes them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an engine is at the moment of a scrape: places, pages, slots, and whether it serves.
+"""Gauges of the state of an engine at a scrape: lanes, entries, pages, slots and readiness.
 
-Owns the gauges and their names. Nothing is remembered between two scrapes.
+Owns the gauges and their names. It keeps no state between scrapes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvreg_service.engine.interface import (
 
 
 class EngineGauges(Collector):
-    """Reads one snapshot for each scrape, so that all gauges tell of the same moment."""
+    """Takes one snapshot per scrape, so that all gauges are consistent."""
 
     def __init__(self, engine: EngineProtocol, *, start_time_s: float) -> None:
         self._engine = engine
         self._start_time_s = start_time_s
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: whoever registers this need not take a snapshot for it."""
+        """Return nothing, so that registration does not take a snapshot."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -41,13 +41,13 @@ class EngineGauges(Collector):
         yield _profile(now.profile)
         yield _gauge(
             "engine_start_time_seconds",
-            "When the engine was ready, since the epoch.",
+            "Unix time at which the engine was ready.",
             self._start_time_s,
         )
         yield _gauge(
-            "engine_ready", "1 while a new request would be taken.", int(self._engine.is_ready)
+            "engine_ready", "1 while the engine accepts new requests.", int(self._engine.is_ready)
         )
-        yield _gauge("engine_draining", "1 once nothing new is taken.", int(now.is_draining))
+        yield _gauge("engine_draining", "1 once the engine drains.", int(now.is_draining))
 
 
 def _places(now: RegistrySnapshot) -> Iterator[Metric]:
@@ -56,22 +56,22 @@ def _places(now: RegistrySnapshot) -> Iterator[Metric]:
     anchors: Counter[str] = Counter(anchor.state for anchor in now.anchors)
     lanes: Counter[str] = Counter(lane.state for lane in now.lanes)
     yield _states("registry_entries", "Registry entries.", entries, kept)
-    yield _gauge("registry_entries_limit", "Registry entries there are (R).", len(now.entries))
+    yield _gauge("registry_entries_limit", "Number of registry entries (R).", len(now.entries))
     yield _states("anchors", "Anchor places.", anchors, kept)
-    yield _gauge("anchors_limit", "Anchor places there are.", len(now.anchors))
+    yield _gauge("anchors_limit", "Number of anchor places.", len(now.anchors))
     yield _states("lanes", "Lanes.", lanes, LaneState)
-    yield _gauge("lanes_limit", "Lanes there are (C).", len(now.lanes))
+    yield _gauge("lanes_limit", "Number of lanes (C).", len(now.lanes))
 
 
 def _memory(now: RegistrySnapshot) -> Iterator[Metric]:
     yield _pages(now.pools)
-    limit = GaugeMetricFamily("kvreg_pages_limit", "KV pages there are.", labels=("pool",))
+    limit = GaugeMetricFamily("kvreg_pages_limit", "Number of KV pages.", labels=("pool",))
     for pool in now.pools:
         limit.add_metric((pool.name,), pool.total)
     yield limit
     slots = now.state_slots
     values = {"free": slots.total - slots.used, "used": slots.used}
-    yield _states("state_slots", "State slots of the device.", values, tuple(values))
+    yield _states("state_slots", "State slots.", values, tuple(values))
 
 
 def _pages(pools: Iterable[PoolView]) -> Metric:
@@ -85,7 +85,7 @@ def _pages(pools: Iterable[PoolView]) -> Metric:
 def _profile(profile: EffectiveProfile) -> Metric:
     return InfoMetricFamily(
         "kvreg_profile",
-        "The profile that is really served.",
+        "The effective profile.",
         value={
             "profile": profile.profile or "",
             "profile_hash": profile.profile_hash,

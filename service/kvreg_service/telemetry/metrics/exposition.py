@@ -1,6 +1,6 @@
-"""Writes the metrics down as a scraper asks for them: Prometheus's text format, or OpenMetrics.
+"""The exposition of metrics: Prometheus's text format, or OpenMetrics.
 
-Owns the format, and which numbers of the process itself are shown beside those of kvreg.
+Owns the format, and which metrics of the process are exposed besides those of kvreg.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True)
 class Exposition:
-    """One answer to a scraper."""
+    """The body of one scrape."""
 
     content: bytes
     content_type: str
 
 
 class Exposer:
-    """Writes down what a registry holds, and memory, processor time and files of the process."""
+    """Exposes a registry, and the memory, CPU time and file descriptors of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._shown = _Shown(registry, ProcessCollector(registry=None))
 
     def expose(self, accept: str) -> Exposition:
-        """Return the metrics of this moment, in the format that an ``Accept`` header prefers."""
+        """Return the current metrics in the format that an ``Accept`` header prefers."""
         try:
             encode, content_type = choose_encoder(accept)
         except TypeError:
-            # The version is no number. Prometheus's text is what any scraper reads.
+            # The version in the header is not a number. Every scraper reads the text format.
             encode, content_type = choose_encoder("")
         return Exposition(encode(self._shown), content_type)
 
 
 class _Shown(Collector):
-    """Several collectors as one, without the times at which counters were created.
+    """Several collectors as one, without the ``_created`` series of counters.
 
-    Each would be one more series; all counters of kvreg start with the engine, whose time is shown.
+    All counters of kvreg start with the engine, whose start time is a gauge.
     """
 
     def __init__(self, *collectors: Collector | CollectorRegistry) -> None:

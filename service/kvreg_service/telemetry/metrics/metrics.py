@@ -1,9 +1,8 @@
-"""Every metric that counts: what the events of the engine, the API and the telemetry itself move.
+"""The counters and histograms of the engine, the API and the telemetry itself.
 
-Owns names, labels and buckets; docs/metrics.md says what they mean. What an engine *is* at a scrape
-is in `engine_gauges`. All children exist from the
-start, so that a rate of something that never happened is 0 and not absent. Nothing of a tenant, a
-session or a request is in a label. How the numbers are written is not decided here.
+Owns names, labels and buckets; docs/metrics.md documents them. `engine_gauges` has the gauges, and
+`exposition` the text format. All children exist from the start, so that the rate of an event that
+has never happened is 0, not absent. No label identifies a tenant, a session or a request.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ FAILURES = (
     errors.CurrentSlotDropped,
     errors.InvariantBroken,
 )
-"""What a request can end with only after the engine has accepted it."""
+"""Errors that can occur only after the engine has accepted a request."""
 
-# Where a prompt's computation began, and where the state for it was.
+# Reuse path and attach of a request.
 _NEVER_STARTED = ("none", "none")
 _WAYS = (
     _NEVER_STARTED,
@@ -56,18 +55,18 @@ _SOURCES = ("computed", "lane", "registry", "anchor", "host", "disk")
 _QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TTFT_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
-# A state of the smallest model is copied within microseconds, those of a 27B shape in a fraction
-# of a millisecond on the card, and in a hundred times that through a slow host.
+# Copying a state takes microseconds for the smallest model, a fraction of a millisecond on a GPU
+# for a 27B shape, and a hundred times that through a slow host.
 _MOVE_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _GAP_S = (0.1, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Counts what the engine and the API tell it. Implements `engine.observer.Observer`.
+    """The metrics of one process. Implements `engine.observer.Observer`.
 
-    Every callback only adds to children that were bound at the start. The engine calls one at a
-    time; what the log, the tracer and the API report may come from any thread.
+    Every callback only increments children that were bound at the start. The engine calls one at a
+    time; the request log, the tracer and the API may call from any thread.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -79,13 +78,13 @@ class Metrics:
         self._bind_telemetry()
 
     def watch(self, engine: EngineProtocol) -> None:
-        """Show the state of an engine from now on, as one snapshot for each scrape."""
+        """Register the gauges of an engine, which take one snapshot per scrape."""
         self.registry.register(EngineGauges(engine, start_time_s=time.time()))
 
-    # From the engine.
+    # Called by the engine.
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Count an accepted request under everything that is known of it."""
+        """Count a finished request."""
         self._settle_detach()
         admission, outcome = record.admission, record.outcome
         way = (admission.reuse_path, admission.attach) if admission else _NEVER_STARTED
@@ -98,7 +97,7 @@ class Metrics:
             self._count_admission(record, admission)
 
     def registry_changed(self, event: Event) -> None:
-        """Count what was moved, kept or given up."""
+        """Count an event of the registry."""
         self._settle_detach(event)
         match event:
             case events.Detached():
@@ -118,20 +117,20 @@ class Metrics:
                 self._pins_ended.inc()
 
     def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """Count the time under each of what was done in it."""
+        """Observe the duration of an attach, a detach or both."""
         if is_attach:
             self._attach_s.observe(seconds)
         if is_detach:
             self._detach_s.observe(seconds)
 
     def token_followed(self, gap_s: float) -> None:
-        """Count the time between two tokens."""
+        """Observe the time between two tokens."""
         self._inter_token_s.observe(gap_s)
 
-    # From the API, the request log and the tracer.
+    # Called by the API, the request log and the tracer.
 
     def request_refused(self, code: str) -> None:
-        """Count a call for an answer that the engine never accepted."""
+        """Count a request that was rejected before the engine accepted it."""
         self._refused[code].inc()
 
     def log_line_written(self) -> None:
@@ -139,11 +138,11 @@ class Metrics:
         self._log_lines.inc()
 
     def log_line_lost(self, reason: LogLoss) -> None:
-        """Count a line that the request log should have and does not."""
+        """Count a line that the request log has dropped."""
         self._log_errors[reason].inc()
 
     def spans_ended(self, result: SpanResult, count: int = 1) -> None:
-        """Count spans that have left the process, or never will."""
+        """Count spans that were exported or dropped."""
         self._spans[result].inc(count)
 
     def _count_admission(self, record: RequestRecord, admission: Admission) -> None:
@@ -152,7 +151,7 @@ class Metrics:
         self._prompt_tokens["lane" if attach is Attach.NONE else attach].inc(cached)
         self._regret_tokens.inc(admission.regret_tokens)
         if attach is Attach.ANCHOR:
-            # An anchor stays where it is, so there is no event of its leaving.
+            # An anchor stays in its place, so there is no event for it.
             self._attaches["anchor", "anchor"].inc()
         if admission.gap_s is not None:
             self._gap_s.observe(max(0.0, admission.gap_s))
@@ -162,7 +161,7 @@ class Metrics:
             self._ttft_s[admission.reuse_path].observe(record.ttft_s)
 
     def _settle_detach(self, following: Event | None = None) -> None:
-        """Count the last detach once what follows it says whether it was half of an exchange."""
+        """Count the last detach, once the next event shows whether it belongs to an exchange."""
         detached, self._detached = self._detached, None
         if detached is None:
             return
@@ -184,28 +183,28 @@ class Metrics:
         self._requests = {labels: requests.labels(*labels) for labels in _requests_that_occur()}
         self._failed = self._counters(
             "failed_requests_total",
-            "Accepted requests that failed, by the code of their error.",
+            "Accepted requests that failed, by error code.",
             "code",
             _codes(),
         )
         self._refused = self._counters(
             "refused_requests_total",
-            "Calls for an answer that were never accepted, by the code of their error.",
+            "Requests that were rejected, by error code.",
             "code",
             [*_codes(but=FAILURES), "internal_error"],
         )
         self._prompt_tokens = self._counters(
             "prompt_tokens_total",
-            "Tokens of the prompts of requests that had a lane, by where they came from.",
+            "Prompt tokens of admitted requests, by source.",
             "source",
             _SOURCES,
         )
         self._completion_tokens = self._counter(
-            "completion_tokens_total", "Tokens sampled for requests that have ended."
+            "completion_tokens_total", "Tokens sampled for finished requests."
         )
         self._regret_tokens = self._counter(
             "current_state_regret_tokens_total",
-            "Prompt tokens computed again only because a current state was dropped.",
+            "Prompt tokens recomputed because a current state was dropped.",
         )
         for name in ("drafted", "accepted"):
             self._counter(f"mtp_{name}_tokens_total", f"Tokens that the draft head had {name}.")
@@ -213,30 +212,37 @@ class Metrics:
     def _bind_moves(self) -> None:
         self._detaches = self._counters(
             "detaches_total",
-            "Kept sequences that had to leave their lane, by what became of them.",
+            "Sequences displaced from their lane, by result.",
             "result",
             ("entry", "exchange", "dropped"),
         )
         attaches = self._counter(
             "attaches_total",
-            "States brought to a lane from elsewhere, by where they were and what they were.",
+            "States attached to a lane, by source and kind.",
             ("from", "kind"),
         )
         pairs = [*(("registry", kind) for kind in _KINDS.values()), ("anchor", "anchor")]
         self._attaches = {pair: attaches.labels(*pair) for pair in pairs}
-        self._forks = self._counter("forks_total", "Copies kept of sequences that went on.")
-        self._anchors_captured = self._counter("anchors_captured_total", "Heads kept as anchors.")
-        self._pins_ended = self._counter("pins_ended_total", "Pins that ended before their time.")
+        self._forks = self._counter(
+            "forks_total", "Copies kept of sequences that continued on a lane."
+        )
+        self._anchors_captured = self._counter(
+            "anchors_captured_total", "Heads captured as anchors."
+        )
+        self._pins_ended = self._counter("pins_ended_total", "Pins that ended early.")
         self._evictions = self._counters(
-            "evictions_total", "Kept sequences that were given up.", "reason", EvictionReason
+            "evictions_total", "Kept sequences that were evicted.", "reason", EvictionReason
         )
         self._evicted_bytes = self._counters(
-            "evicted_bytes_total", "Bytes of states and pages given up.", "reason", EvictionReason
+            "evicted_bytes_total",
+            "Bytes of states and pages that were evicted.",
+            "reason",
+            EvictionReason,
         )
 
     def _bind_times(self) -> None:
         self._queue_s = self._histogram(
-            "queue_seconds", "From the arrival of a request to its lane.", _QUEUE_S
+            "queue_seconds", "From the arrival of a request to its admission.", _QUEUE_S
         )
         ttft = self._histogram(
             "ttft_seconds",
@@ -255,7 +261,7 @@ class Metrics:
             "detach_seconds", "Moving the states of an admission that detached.", _MOVE_S
         )
         self._gap_s = self._histogram(
-            "reuse_gap_seconds", "How long what is reused was at rest.", _GAP_S
+            "reuse_gap_seconds", "How long a reused sequence was at rest.", _GAP_S
         )
         whole = self._histogram(
             "request_seconds", "From the arrival of a request to its end.", _REQUEST_S, "outcome"
@@ -268,13 +274,13 @@ class Metrics:
         )
         self._log_errors = self._counters(
             "request_log_errors_total",
-            "Lines that the request log has lost.",
+            "Lines that the request log has dropped.",
             "reason",
             get_args(LogLoss),
         )
         self._spans = self._counters(
             "trace_spans_total",
-            "Spans of traces, by what became of them.",
+            "Spans, by result.",
             "result",
             get_args(SpanResult),
         )
@@ -303,7 +309,7 @@ def _requests_that_occur() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _codes(but: tuple[type[errors.KvregError], ...] = ()) -> list[str]:
-    """The codes of all errors of a running engine, but for some of them and their kinds."""
+    """Return the codes of all errors of a running engine, except those of some classes."""
     return [kind.code for kind in _kinds_of(errors.KvregError) if not issubclass(kind, but)]
 
 

@@ -1,7 +1,4 @@
-"""The request log that the settings ask for.
-
-Owns the translation of settings and reserved memory into what the log is built from.
-"""
+"""Builds the request log from the settings and the memory plan of the engine."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from kvreg_service.telemetry.request_log.request_log import LogCounts, LogFile, 
 def open_request_log(
     settings: Settings, options: EngineOptions, plan: MemoryPlan, counts: LogCounts | None = None
 ) -> RequestLog | None:
-    """Start the log, or return None when there is to be none. Close it after the engine.
+    """Start the request log, or return None where the settings turn it off.
 
-    ``options`` and ``plan`` are what the engine is built from and what it reserves.
+    ``options`` and ``plan`` are those of the engine. Close the log after the engine.
     """
     if settings.request_log is None:
         return None

@@ -1,8 +1,8 @@
-"""What the lines of the request log say: one JSON object for each request, event and file.
+"""The lines of the request log: one JSON object for each request, event and file.
 
-Owns names and forms of the fields; ``schema.json`` says the same for readers, and a change here
-needs a change there. It never puts text of a prompt or an answer, a token id or a client's name
-into a line.
+Owns the names and formats of the fields. ``schema.json`` documents them for readers and changes
+together with this module. A line never contains text of a prompt or an answer, a token id or the
+name of a client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.labels import CurrentState
 from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
-from kvreg_service.telemetry.request_log.prefixes import Examined, News
+from kvreg_service.telemetry.request_log.prefixes import Examined, NewPrefixes
 
 SCHEMA_VERSION = 1
 
@@ -28,7 +28,7 @@ Kind = Literal["engine", "request", "registry"]
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What a reader has to know of the engine. Sizes in bytes are those of one card."""
+    """The facts about an engine that a reader of the log needs. Byte sizes are per device."""
 
     version: str
     host: str
@@ -55,10 +55,10 @@ class EngineFacts:
 
 
 class LineFormat:
-    """Writes down what happened in one engine.
+    """Formats the lines of one engine.
 
-    ``started_at_s`` is the start of the engine by the wall clock, ``started_s`` the same moment by
-    the monotonic one.
+    ``started_at_s`` is the start of the engine by the wall clock, ``started_s`` by the monotonic
+    clock.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LineFormat:
         self._entry_bytes: dict[int, int] = {}
 
     def engine(self, event: Literal["start", "continue"]) -> Fields:
-        """Return the fields that tell of the engine, at the start of a file."""
+        """Return the fields of the line about the engine at the start of a file."""
         return {
             "event": event,
             "started_at": _time(self._started_at_s),
@@ -90,11 +90,11 @@ class LineFormat:
 
     @staticmethod
     def end(*, num_lines: int, num_lost_lines: int) -> Fields:
-        """Return the fields that tell of the engine's end, and how much of it is in the log."""
+        """Return the fields of the last line of an engine, with its counts of lines."""
         return {"event": "end", "num_lines": num_lines, "num_lost_lines": num_lost_lines}
 
-    def request(self, record: RequestRecord, examined: Examined, news: News) -> Fields:
-        """Return the fields of a request that has ended, after those of `line`."""
+    def request(self, record: RequestRecord, examined: Examined, new: NewPrefixes) -> Fields:
+        """Return the fields of a finished request, without those that `line` adds."""
         admission = record.admission
         return {
             "request_id": record.request_id,
@@ -129,20 +129,21 @@ class LineFormat:
             "frontier": record.frontier,
             "heads": list(record.heads),
             "marked_heads": list(record.marked_heads),
-            "num_known_pages": news.num_known_pages,
-            "known_page": news.known_page.hex() if news.known_page else None,
-            "pages": b64encode(b"".join(news.pages)).decode(),
-            "marks": [[position, name.hex()] for position, name in news.marks],
+            "num_known_pages": new.num_known_pages,
+            "known_page": new.known_page.hex() if new.known_page else None,
+            "pages": b64encode(b"".join(new.pages)).decode(),
+            "marks": [[position, name.hex()] for position, name in new.marks],
             "late_marks": [list(pair) for pair in examined.late],
         }
 
     def registry(self, event: events.Event) -> Fields:
         """Return the fields of an event.
 
-        Effects: notes what is put into entries, because who leaves one does not say its size.
+        Effects:
+            Records the size of what is stored in an entry: the event of its removal has no size.
 
         Raises:
-            ValueError: it is none that observers are told of.
+            ValueError: Observers do not receive events of this type.
         """
         match event:
             case events.Detached(sequence, lane, entry, held_bytes):
@@ -195,10 +196,10 @@ class LineFormat:
             case events.PinEnded(sequence):
                 return {"event": "pin_end", "sequence": sequence}
             case _:
-                raise ValueError(f"{type(event).__name__} is no event of the registry")
+                raise ValueError(f"{type(event).__name__} is not an event of the registry")
 
     def line(self, kind: Kind, at_s: float, fields: Fields, number: int | None = None) -> bytes:
-        """Return a whole line with its end. ``at_s`` is the time of the wall clock."""
+        """Return a complete line with its line break. ``at_s`` is wall clock time."""
         numbered = {} if number is None else {"number": number}
         line = {
             "schema_version": SCHEMA_VERSION,
@@ -212,7 +213,7 @@ class LineFormat:
 
 
 def _durations(record: RequestRecord) -> Fields:
-    """Return where the time went; None for what was never reached."""
+    """Return the durations of the phases of a request; None for a phase that it did not reach."""
     return {
         "queue_s": _seconds(record.queue_s),
         "attach_s": _seconds(record.attach_s),

@@ -1,9 +1,10 @@
-"""Which prefixes a ledger begins with, in few bytes and without a token.
+"""The prefixes of a ledger as hashes, in few bytes and without tokens.
 
-Owns the names of prefixes in the request log. A prefix of whole *pages* has the name of its last
-page, which covers everything before. A prefix that ends inside a page is a *mark*; only the
-positions at which a state is kept get one: the end of a prompt, its boundary and its frontier.
-`MarkTable` finds which earlier marks a ledger begins with, `FileNotes` what a file says already.
+Owns how the request log identifies prefixes. A prefix of whole *pages* has the hash of its last
+page, which covers everything before it. A prefix that ends inside a page is a *mark*; only the
+positions at which a state is kept have one: the end of a prompt, its boundary and its frontier.
+`MarkTable` finds the earlier marks that a ledger starts with, `FileContents` tracks which pages and
+marks a file contains.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 
 MAX_MARKS = 65_536
-"""Marks that are looked for: those of the last 20,000 requests or more. About 20 MB."""
-MAX_NOTED_PAGES = 65_536
-"""Pages that are known to be in the file. What is forgotten is written again. About 15 MB."""
+"""Marks that can be found: those of at least the last 20,000 requests. About 20 MB."""
+MAX_KNOWN_PAGES = 65_536
+"""Pages tracked as contained in the file; others are written again. About 15 MB."""
 MAX_RECENT = 256
 MAX_RECENT_TOKENS = 4_000_000
-"""Ledgers that are kept to find later marks in them. 16 MB."""
+"""Tokens of ledgers that are kept to find later marks in them. 16 MB."""
 
 Mark = tuple[int, bytes]
-"""A position inside a page, and the name of the prefix that ends there."""
+"""A position inside a page, and the hash of the prefix that ends there."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What is known of one ledger.
+    """The marks of one ledger.
 
-    ``own`` are the marks at its own positions, ``found`` those of earlier ledgers that it begins
-    with. ``late`` says which earlier ones, by their line's number, begin with one of its own.
+    ``own`` are the marks at its own positions, ``found`` the marks of earlier ledgers that it
+    starts with. ``late`` are pairs of the line number of an earlier ledger that starts with one of
+    its own marks, and the position of that mark.
     """
 
     ledger: TokenLedger
@@ -51,7 +53,7 @@ class _Recent:
 
 
 class MarkTable:
-    """The marks of past requests, the least lately seen forgotten first."""
+    """The marks of past requests, with LRU eviction."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class MarkTable:
         self._max_recent = max_recent
         self._max_recent_tokens = max_recent_tokens
         self._places: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
-        """Of each mark: the ledger digest before its page, and how far into the page it lies."""
+        """For each mark, the ledger digest before its page and its offset in the page."""
         self._offsets: dict[bytes, Counter[int]] = {}
         self._recent: deque[_Recent] = deque()
         self._num_recent_tokens = 0
@@ -80,7 +82,7 @@ class MarkTable:
         arrived_at_s: float,
         ended_at_s: float,
     ) -> Examined:
-        """Return what a ledger begins with, and remember its marks for those that follow."""
+        """Find the marks of a ledger, and add its own for later ledgers."""
         own = tuple(
             (position, self._mark(ledger, position))
             for position in sorted(set(positions))
@@ -112,7 +114,10 @@ class MarkTable:
     def _find_late(
         self, ledger: TokenLedger, own: tuple[Mark, ...], arrived_at_s: float
     ) -> Iterator[tuple[int, int]]:
-        """Look at those that ended while this one was there; with other settings they might not."""
+        """Yield the late marks, in ledgers that ended after this one had arrived.
+
+        With other settings this one might have run first.
+        """
         for recent in self._recent:
             if recent.ended_at_s < arrived_at_s:
                 continue
@@ -147,11 +152,11 @@ class MarkTable:
 
 
 @dataclass(frozen=True)
-class News:
-    """What a line has to say so that its file tells everything.
+class NewPrefixes:
+    """The prefixes of a ledger that its file does not contain yet.
 
-    The first ``num_known_pages`` pages are in the file already, ``known_page`` is the last of them.
-    ``pages`` are the ones behind it, up to the last whole page.
+    The file contains the first ``num_known_pages`` pages; ``known_page`` is the hash of the last of
+    them. ``pages`` are the hashes of the following ones, up to the last whole page.
     """
 
     num_known_pages: int
@@ -160,45 +165,45 @@ class News:
     marks: tuple[Mark, ...]
 
 
-class FileNotes:
-    """What one file says already: a page whose ancestors it names, and marks inside that page."""
+class FileContents:
+    """The pages that one file contains with all of their ancestors, and the marks inside them."""
 
-    def __init__(self, hashes: LogHashes, *, max_pages: int = MAX_NOTED_PAGES) -> None:
+    def __init__(self, hashes: LogHashes, *, max_pages: int = MAX_KNOWN_PAGES) -> None:
         self._hashes = hashes
         self._max_pages = max_pages
         self._pages: OrderedDict[bytes, frozenset[bytes]] = OrderedDict()
 
     def clear(self) -> None:
-        """Forget everything: another file has begun."""
+        """Start over for a new file."""
         self._pages.clear()
 
-    def news(self, examined: Examined) -> News:
-        """Return what the file does not say yet. Changes nothing."""
+    def missing(self, examined: Examined) -> NewPrefixes:
+        """Return the prefixes that the file does not contain yet. Pure."""
         ledger, num_pages = examined.ledger, len(examined.ledger) // PAGE_TOKENS
         num_known = num_pages
         while num_known and _page_digest(ledger, num_known - 1) not in self._pages:
             num_known -= 1
         name = self._hashes.page
-        return News(
+        return NewPrefixes(
             num_known_pages=num_known,
             known_page=name(_page_digest(ledger, num_known - 1)) if num_known else None,
             pages=tuple(name(_page_digest(ledger, i)) for i in range(num_known, num_pages)),
-            marks=tuple(sorted((*examined.own, *self._unsaid(examined)))),
+            marks=tuple(sorted((*examined.own, *self._missing_marks(examined)))),
         )
 
-    def add(self, examined: Examined, news: News) -> None:
-        """Note that the line with these news is in the file."""
+    def add(self, examined: Examined, new: NewPrefixes) -> None:
+        """Record that a line with these prefixes was written."""
         ledger, num_pages = examined.ledger, len(examined.ledger) // PAGE_TOKENS
-        for page in range(max(0, news.num_known_pages - 1), num_pages):
+        for page in range(max(0, new.num_known_pages - 1), num_pages):
             self._note(_page_digest(ledger, page))
-        for position, name in news.marks:
+        for position, name in new.marks:
             if position // PAGE_TOKENS < num_pages:
                 self._note(_page_digest(ledger, position // PAGE_TOKENS), name)
         while len(self._pages) > self._max_pages:
             self._pages.popitem(last=False)
 
-    def _unsaid(self, examined: Examined) -> Iterator[Mark]:
-        """Yield the marks found, but for those that a line said of the same whole page before."""
+    def _missing_marks(self, examined: Examined) -> Iterator[Mark]:
+        """Yield the marks found, except those that a line has written for the same whole page."""
         num_pages = len(examined.ledger) // PAGE_TOKENS
         for position, name in examined.found:
             page = position // PAGE_TOKENS
@@ -209,8 +214,8 @@ class FileNotes:
             yield position, name
 
     def _note(self, digest: bytes, *names: bytes) -> None:
-        said = self._pages.pop(digest, frozenset())
-        self._pages[digest] = said.union(names) if names else said
+        known = self._pages.pop(digest, frozenset())
+        self._pages[digest] = known.union(names) if names else known
 
 
 def _page_digest(ledger: TokenLedger, page: int) -> bytes:

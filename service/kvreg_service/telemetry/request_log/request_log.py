@@ -1,9 +1,9 @@
-"""The request log: what happened to each request and each kept sequence, as lines of a file.
+"""The request log: one line for each request and for each move of a kept sequence.
 
-Owns the way from the step loop's thread to the file: a bounded queue, and a thread that hashes,
-formats and writes. Nothing that goes wrong with the file reaches those who serve: it is counted,
-told to the process's own log once a minute, and tried again. What a line says is in ``lines``,
-which prefixes it names in ``prefixes``, and where it goes in ``writer``.
+Owns the path from the step loop's thread to the file: a bounded queue, and a thread that hashes,
+formats and writes. Errors of the file never affect requests: they are counted, logged once a minute
+and retried. ``lines`` formats a line, ``prefixes`` finds the prefixes in it, and ``writer`` writes
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvreg_service.core.events import Event
 from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.lines import EngineFacts, LineFormat
-from kvreg_service.telemetry.request_log.prefixes import Examined, FileNotes, MarkTable
+from kvreg_service.telemetry.request_log.prefixes import Examined, FileContents, MarkTable
 from kvreg_service.telemetry.request_log.writer import LogWriter
 
 _logger = logging.getLogger(__name__)
@@ -31,25 +31,25 @@ _logger = logging.getLogger(__name__)
 LogLoss = Literal["write", "queue_full"]
 
 MAX_QUEUED = 8192
-"""Lines that wait for the writer: minutes of traffic."""
+"""Lines in the queue: minutes of traffic."""
 MAX_QUEUED_TOKENS = 8_000_000
-"""Tokens of ledgers that wait for the writer, 32 MB."""
+"""Tokens of the ledgers in the queue, 32 MB."""
 RETRY_S = 1.0
 PATIENCE_S = 60.0
-"""A line that could not be written for so long is given up."""
-NOTICE_INTERVAL_S = 60.0
+"""A line is dropped if it could not be written for this long."""
+REPORT_INTERVAL_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 
 class LogCounts(Protocol):
-    """Who counts the lines. Called on two threads, and must not block."""
+    """Counts lines. Called from two threads; must not block."""
 
     def log_line_written(self) -> None:
-        """A line is in the file."""
+        """Count a line that was written."""
         ...
 
     def log_line_lost(self, reason: LogLoss) -> None:
-        """A line will never be in the file."""
+        """Count a line that was dropped."""
         ...
 
 
@@ -63,10 +63,10 @@ class _Uncounted:
 
 @dataclass(frozen=True)
 class LogFile:
-    """Where the log goes, how large it may get, and under which salt it names things.
+    """The file of the log, the limits of its size, and the salt of its hashes.
 
-    There are at most ``max_files`` files of ``max_bytes``, and one line more in each. Without a
-    ``salt`` names are good within one run of the engine only.
+    There are at most ``max_files`` files, each of ``max_bytes`` and at most one more line. Without
+    a ``salt``, hashes are comparable within one run of the engine only.
     """
 
     path: Path
@@ -75,19 +75,19 @@ class LogFile:
     salt: str | None = None
 
 
-_Told = tuple[int, float, RequestRecord | Event]
-"""Which one in order, the time of the wall clock, and what happened."""
+_Observed = tuple[int, float, RequestRecord | Event]
+"""The sequence number, the wall clock time, and the record or event."""
 
-_Said = Callable[[], None]
-"""Notes that a line is in the file."""
-_Line = Callable[[], tuple[bytes, _Said | None]]
+_OnWritten = Callable[[], None]
+"""Called once a line is in the file."""
+_Line = Callable[[], tuple[bytes, _OnWritten | None]]
 
 
 class RequestLog:
     """Writes the request log of one engine. Implements `engine.observer.Observer`.
 
-    What is observed takes microseconds, whatever the file is like; beyond the limits of the queue
-    it is dropped and counted. `close` writes what is left.
+    A callback takes microseconds, whatever the state of the file. Beyond the limits of the queue,
+    lines are dropped and counted. `close` writes the rest of the queue.
     """
 
     def __init__(
@@ -112,60 +112,61 @@ class RequestLog:
             started_s=time.monotonic(),
         )
         self._marks = MarkTable(hashes)
-        self._notes = FileNotes(hashes)
+        self._contents = FileContents(hashes)
         self._counts = counts or _Uncounted()
         self._retry_s = retry_s
         self._patience_s = patience_s
         self._clock = clock
-        self._queue: SimpleQueue[_Told | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Observed | None] = SimpleQueue()
         self._is_closing = threading.Event()
         # Each of these is written by one thread only.
-        self._num_told = 0
+        self._num_observed = 0
         self._num_refused = 0
         self._num_tokens_put = 0
         self._num_tokens_taken = 0
         self._num_written = 0
         self._num_given_up = 0
         self._lacks_head = True
-        self._is_in_trouble = False
-        self._noticed_at_s: float | None = None
-        self._num_refused_noticed = 0
+        self._is_failing = False
+        self._reported_at_s: float | None = None
+        self._num_refused_reported = 0
         self._thread = threading.Thread(target=self._run, name="kvreg-request-log", daemon=True)
         self._thread.start()
 
-    # On the step loop's thread.
+    # Called by the step loop's thread.
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Log a request."""
-        self._tell(record, record.prompt_tokens + len(record.output_ids))
+        """Log a finished request."""
+        self._enqueue(record, record.prompt_tokens + len(record.output_ids))
 
     def registry_changed(self, event: Event) -> None:
-        """Log what was moved."""
-        self._tell(event, 0)
+        """Log an event of the registry."""
+        self._enqueue(event, 0)
 
     def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """Do nothing: the request's own line says it."""
+        """Do nothing: the line of the request has its durations."""
 
     def token_followed(self, gap_s: float) -> None:
         """Do nothing: single tokens are not logged."""
 
-    def _tell(self, what: RequestRecord | Event, num_tokens: int) -> None:
-        self._num_told += 1
+    def _enqueue(self, what: RequestRecord | Event, num_tokens: int) -> None:
+        self._num_observed += 1
         num_waiting_tokens = self._num_tokens_put - self._num_tokens_taken
         if self._queue.qsize() >= MAX_QUEUED or num_waiting_tokens > MAX_QUEUED_TOKENS:
             self._num_refused += 1
             self._counts.log_line_lost("queue_full")
             return
         self._num_tokens_put += num_tokens
-        self._queue.put((self._num_told, time.time(), what))
+        self._queue.put((self._num_observed, time.time(), what))
 
-    # At the end of the process.
+    # Called at shutdown.
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Write what is left and close the file, from any thread. Idempotent.
+        """Write the rest of the queue and close the file. Idempotent and thread-safe.
 
         Returns:
-            False when that took longer than ``timeout_s``; it is left to the end of the process.
+            False if that took longer than ``timeout_s``; the thread then continues until the
+            process ends.
         """
         if not self._is_closing.is_set():
             self._is_closing.set()
@@ -173,22 +174,22 @@ class RequestLog:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # On the log's own thread.
+    # Called by the thread of the log.
 
     def _run(self) -> None:
-        # Whoever looks at a file finds the engine in it before any traffic.
+        # The line about the engine is in the file before any traffic.
         self._persist(None)
-        while (told := self._queue.get()) is not None:
-            number, at_s, what = told
+        while (observed := self._queue.get()) is not None:
+            number, at_s, what = observed
             try:
                 self._persist(self._line_of(number, at_s, what))
-            except Exception as error:  # noqa: BLE001 - logged; the next line may be better
+            except Exception as error:  # noqa: BLE001 - logged; the next line may succeed
                 self._give_up()
-                self._notice("a line could not be made", error)
+                self._report("a line could not be formatted", error)
             if isinstance(what, RequestRecord):
                 self._num_tokens_taken += what.prompt_tokens + len(what.output_ids)
-            if self._num_refused > self._num_refused_noticed:
-                self._notice("lines came faster than they could be written")
+            if self._num_refused > self._num_refused_reported:
+                self._report("the queue was full")
         self._persist(self._end)
         self._writer.close()
 
@@ -198,11 +199,11 @@ class RequestLog:
             return lambda: (self._format.line("registry", at_s, fields, number), None)
         examined = self._examine(what, number)
 
-        def line() -> tuple[bytes, _Said]:
-            news = self._notes.news(examined)
-            fields = self._format.request(what, examined, news)
-            said = partial(self._notes.add, examined, news)
-            return self._format.line("request", at_s, fields, number), said
+        def line() -> tuple[bytes, _OnWritten]:
+            new = self._contents.missing(examined)
+            fields = self._format.request(what, examined, new)
+            on_written = partial(self._contents.add, examined, new)
+            return self._format.line("request", at_s, fields, number), on_written
 
         return line
 
@@ -212,7 +213,7 @@ class RequestLog:
         positions = [len(ledger), *(one for one in boundaries if one is not None)]
         if record.frontier is not None:
             positions.append(record.frontier)
-            # The last token was sampled and never computed.
+            # The last token was sampled but never computed.
             ledger = ledger.copy(len(ledger))
             for token in record.output_ids[:-1]:
                 ledger.append(token)
@@ -230,23 +231,23 @@ class RequestLog:
         return self._format.line("engine", time.time(), fields), None
 
     def _persist(self, line: _Line | None) -> None:
-        """Write a line, or the head of the file alone, as often as it takes within its patience.
+        """Write a line, or only the head of the file, and retry for up to ``patience_s``.
 
-        The line is asked for at each try, because what it has to say depends on the file.
+        The line is formatted again for each attempt, because its prefixes depend on the file.
         """
         started_s = self._clock()
         while True:
             try:
                 self._begin_file()
                 if line is not None:
-                    text, said = line()
+                    text, on_written = line()
                     self._writer.write(text)
                     self._count_written()
-                    if said is not None:
-                        said()
+                    if on_written is not None:
+                        on_written()
                 return
             except OSError as error:
-                self._notice(f"it cannot be written: {error}")
+                self._report(f"it cannot be written: {error}")
                 if self._is_closing.is_set() or self._clock() - started_s >= self._patience_s:
                     if line is not None:
                         self._give_up()
@@ -254,10 +255,10 @@ class RequestLog:
                 self._is_closing.wait(self._retry_s)
 
     def _begin_file(self) -> None:
-        """Give a file that begins its head, so that it can be read without the ones before."""
+        """Start a new file with the line about the engine, so that it can be read on its own."""
         if self._writer.prepare():
             self._lacks_head = True
-            self._notes.clear()
+            self._contents.clear()
         if self._lacks_head:
             event: Literal["start", "continue"] = "continue" if self._num_written else "start"
             self._writer.write(self._format.line("engine", time.time(), self._format.engine(event)))
@@ -267,24 +268,24 @@ class RequestLog:
     def _count_written(self) -> None:
         self._num_written += 1
         self._counts.log_line_written()
-        if self._is_in_trouble:
-            self._is_in_trouble = False
-            _logger.info("the request log %s is written again", self._path)
+        if self._is_failing:
+            self._is_failing = False
+            _logger.info("writing to the request log %s succeeds again", self._path)
 
     def _give_up(self) -> None:
         self._num_given_up += 1
         self._counts.log_line_lost("write")
 
-    def _notice(self, trouble: str, error: Exception | None = None) -> None:
-        """Tell the process's own log, but not more often than once a minute."""
-        self._num_refused_noticed = self._num_refused
+    def _report(self, problem: str, error: Exception | None = None) -> None:
+        """Log a problem of the request log, at most once a minute."""
+        self._num_refused_reported = self._num_refused
         now_s = self._clock()
-        if self._noticed_at_s is not None and now_s - self._noticed_at_s < NOTICE_INTERVAL_S:
+        if self._reported_at_s is not None and now_s - self._reported_at_s < REPORT_INTERVAL_S:
             return
-        self._noticed_at_s = now_s
-        self._is_in_trouble = True
+        self._reported_at_s = now_s
+        self._is_failing = True
         num_lost = self._num_refused + self._num_given_up
         _logger.error(
-            "the request log %s has trouble: %s; %d lines are lost so far",
-            self._path, trouble, num_lost, exc_info=error,
+            "the request log %s has a problem: %s; %d lines are lost so far",
+            self._path, problem, num_lost, exc_info=error,
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The file that the request log is written to: appended line by line, rotated by size.
+"""The file of the request log: appended to line by line, rotated by size.
 
-Owns the file, its older copies and the promise that a line is in it whole or not at all. It knows
-nothing of what is in a line, never retries, and is used by one thread.
+Owns the file, the rotated files and the guarantee that a line is written completely or not at all.
+It knows nothing about the content of a line, does not retry, and is not thread-safe.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from itertools import pairwise
 from pathlib import Path
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-# Readable by the operator's group: what it holds is hashed, and still nobody else's business.
+# Readable by the group: the content is hashed, but not meant for every user of the machine.
 _MODE = 0o640
 
 
 class LogWriter:
-    """Appends lines to ``path``. Beside it lie ``path.1``, the file before, ``path.2`` and so on.
+    """Appends lines to ``path``; the rotated files are ``path.1``, ``path.2`` and so on.
 
-    ``max_files`` counts all of them. A file begins anew when it has ``max_bytes``, so it is longer
-    than that by one line at most. A file that somebody moved away or deleted is made again.
+    ``max_files`` counts all of them. A file is rotated once it has ``max_bytes``, so it exceeds
+    them by one line at most. A file that was moved or deleted is created again.
 
-    Every method may raise OSError; the same call can be made again later.
+    Every method may raise OSError; the same call can be retried later.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, max_files: int) -> None:
@@ -32,10 +32,10 @@ class LogWriter:
         self._fd: int | None = None
 
     def prepare(self) -> bool:
-        """Make sure that the next line goes to the file at ``path``, and that it has room.
+        """Open the file at ``path`` for the next line, and rotate it if it is full.
 
         Returns:
-            True when that is another file than for the line before, or the first one.
+            True if the next line is the first one that this object writes to the file.
         """
         if self._fd is not None and self._is_in_place(self._fd):
             if not self._is_full(self._fd):
@@ -57,7 +57,7 @@ class LogWriter:
         return True
 
     def write(self, line: bytes) -> None:
-        """Append one line, with its end, behind `prepare`. When it fails, nothing was appended."""
+        """Append one line including its line break, after `prepare`. A failure appends nothing."""
         assert self._fd is not None, "prepare opens the file"
         num_written = 0
         try:
@@ -65,7 +65,7 @@ class LogWriter:
                 num_written += os.write(self._fd, line[num_written:])
         except OSError:
             if num_written:
-                # A full disk takes what fits, and gives room back always.
+                # On a full disk a part of the line may be written; truncating needs no space.
                 os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_written)
             raise
 
@@ -87,7 +87,7 @@ class LogWriter:
         return stat.S_ISREG(status.st_mode) and status.st_size >= self._max_bytes
 
     def _rotate(self) -> None:
-        """Move every file one place on; the last one is gone."""
+        """Rename every file to the next number and delete the last one."""
         names = [self._path, *(self._older(n) for n in range(1, self._max_files))]
         if len(names) == 1:
             self._path.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class LogWriter:
 
 
 def _end_torn_line(fd: int) -> None:
-    """End the line that a process left unfinished when it was killed."""
+    """End the partial line of a process that was killed while it wrote."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return

@@ -1,7 +1,6 @@
-"""Whether requests are traced, and where their spans go: off unless an endpoint is set.
+"""Builds the span exporter from the settings. Tracing is off unless an endpoint is set.
 
-Owns the choice, made at the start. OpenTelemetry is imported only where it is used; a package that
-is missing then stops the start and is never passed over.
+OpenTelemetry is imported only if tracing is on; a missing package is then an error at startup.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from kvreg_service.settings import Settings
 if TYPE_CHECKING:
     from kvreg_service.telemetry.tracing.span_export import SpanCount, SpanSender
 
-# Beside the drain's own time; a collector that is there takes far less.
+# In addition to the drain timeout; an available collector needs far less.
 FLUSH_TIMEOUT_S = 5.0
 
 
 def require_tracing(settings: Settings) -> None:
-    """Refuse to start where traces are asked for and cannot be made.
+    """Check that tracing, if it is on, has the packages it needs.
 
     Raises:
         ConfigurationError: The packages of the extra ``otlp`` are not installed.
@@ -29,7 +28,7 @@ def require_tracing(settings: Settings) -> None:
     if settings.otlp_endpoint is None:
         return
     try:
-        import kvreg_service.telemetry.tracing.span_export  # noqa: F401 - only whether it can be
+        import kvreg_service.telemetry.tracing.span_export  # noqa: F401 - only to check that it can be imported
     except ImportError as err:
         raise ConfigurationError(
             f"otlp_endpoint = {settings.otlp_endpoint}: traces need the extra 'otlp', as by "
@@ -38,9 +37,10 @@ def require_tracing(settings: Settings) -> None:
 
 
 def start_tracing(settings: Settings, count: SpanCount) -> SpanSender | None:
-    """Start to send spans, or return None where no endpoint is set.
+    """Start to export spans, or return None if no endpoint is set.
 
-    Effects: starts a thread. Whoever called closes what is returned, after the engine.
+    Effects:
+        Starts a thread. The caller closes the returned object after the engine.
 
     Raises:
         ConfigurationError: The packages of the extra ``otlp`` are not installed.

@@ -1,7 +1,8 @@
-"""How one request looks in a trace: the names, times and attributes of its spans.
+"""The spans of one request: their names, times and attributes.
 
-Owns what is said of a request, in the words of OpenTelemetry's conventions for generative AI, and
-that none of it is text or names a tenant. It neither samples nor sends, and needs no OpenTelemetry.
+Owns the attributes, which follow OpenTelemetry's semantic conventions for generative AI and contain
+neither text nor the name of a tenant. It does not sample or export, and does not import
+OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Literal
 from kvreg_service.core.labels import Outcome
 from kvreg_service.engine.observer import Admission, RequestRecord
 
-# The last release of the conventions that held those for generative AI itself. Since then they have
-# a repository of their own without a release; the names below are the same there.
+# The last release of the conventions that contains those for generative AI. They have moved to a
+# repository without releases; the names below are the same there.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 
 SpanResult = Literal["exported", "dropped"]
-"""What becomes of a span."""
+"""Whether a span was exported."""
 
 Value = str | bool | int | float | tuple[str, ...]
 
@@ -35,9 +36,9 @@ class SpanDraft:
 
 @dataclass(frozen=True)
 class TraceDraft:
-    """The spans of one request: all of it, and its parts in their order, which lie within it.
+    """The spans of one request: the root span, and its child spans in order.
 
-    ``error_code`` is None unless the request failed. ``trace_parent`` is the caller's header.
+    ``error_code`` is None unless the request failed. ``trace_parent`` is the header of the caller.
     """
 
     whole: SpanDraft
@@ -47,18 +48,18 @@ class TraceDraft:
 
     @property
     def num_spans(self) -> int:
-        """How many spans it becomes."""
+        """The number of spans."""
         return 1 + len(self.parts)
 
 
 def draft_trace(record: RequestRecord, model: str) -> TraceDraft:
-    """Say what is to be said of a request that has ended. Keeps nothing of its prompt."""
+    """Return the spans of a finished request, without a reference to its prompt."""
     parts = tuple(_parts(record))
     return TraceDraft(
         whole=SpanDraft(
             name=f"chat {model}",
             start_s=record.arrived_at_s,
-            # A step reads the clock before it takes in what arrived meanwhile.
+            # A step reads the clock before it accepts the requests that arrived in the meantime.
             end_s=max(record.ended_at_s, parts[-1].end_s),
             attributes=dict(_attributes(record, model)),
         ),
@@ -69,7 +70,7 @@ def draft_trace(record: RequestRecord, model: str) -> TraceDraft:
 
 
 def _parts(record: RequestRecord) -> Iterator[SpanDraft]:
-    """Cut the time of a request at what it reached; the part in which it ended is the last one."""
+    """Yield a span for each phase that the request reached; it ended in the last one."""
     starts = (
         ("queue", record.arrived_at_s),
         ("attach", record.admitted_at_s),

@@ -1,8 +1,8 @@
-"""Samples the requests that ended, and sends their spans to a collector from a thread of its own.
+"""Samples finished requests and exports their spans to a collector in a background thread.
 
-Owns the queue between the engine and that thread, the identities of spans, and what becomes of
-spans that cannot be sent: they are counted, and once a minute told of. What a span says is written
-in `request_spans`. Importing this needs the extra ``otlp``; `factory` asks for it.
+Owns the queue between the engine and that thread, and the ids of spans. Spans that cannot be
+exported are counted, and logged once a minute. `request_spans` owns the content of a span. This
+module needs the extra ``otlp``; `factory` checks that.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _logger = logging.getLogger(__name__)
 
 SpanCount = Callable[[SpanResult, int], None]
 
-# About half a megabyte; a collector that is down for a while costs no more.
+# About half a megabyte, also while the collector is down.
 MAX_WAITING_REQUESTS = 1024
-# The size at which OpenTelemetry's own processors send, about a hundred requests.
+# The batch size of OpenTelemetry's own processors, about a hundred requests.
 _BATCH_SPANS = 512
 _INTERVAL_S = 1.0
 _SEND_TIMEOUT_S = 5.0
 _LAST_WORD_S = 0.5
 _WARNING_INTERVAL_S = 60.0
-# What the conventions allow a version that is not written yet; longer ones are no header.
+# The limit of the specification for future versions; longer headers are ignored.
 _MAX_TRACE_PARENT_CHARACTERS = 512
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -57,7 +57,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A request whose spans are to be sent, and where they belong."""
+    """The spans of a sampled request, with their trace id and parent."""
 
     draft: TraceDraft
     trace_id: int
@@ -65,10 +65,10 @@ class _Sampled:
 
 
 class SpanSender:
-    """Sends spans. Implements `engine.observer.Observer`, which never waits for it.
+    """Exports spans. Implements `engine.observer.Observer`; its callbacks do not block.
 
-    Every request is sampled as its caller's was, and at ``ratio`` where the caller says nothing.
-    ``count`` is told of each sampled span once, from either thread. Whoever made it closes it.
+    The sampling decision of the caller applies; without one, requests are sampled at ``ratio``.
+    ``count`` is called once for each sampled span, from either thread. The creator closes it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SpanSender:
         self._thread.start()
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Hand a sampled request over; where too many wait already, drop and count it."""
+        """Queue the spans of a sampled request; if the queue is full, drop and count them."""
         draft = draft_trace(record, self._model)
         sampled = self._sample(draft)
         if sampled is None:
@@ -118,10 +118,10 @@ class SpanSender:
         """Spans are of requests only."""
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, for at most about ``timeout_s``. What is left then is dropped."""
+        """Export the queued spans for at most about ``timeout_s``, and drop the rest."""
         self._is_ending.set()
         self._thread.join(timeout_s)
-        # Ends the pause before another try. One try on a dead line outlives this; nobody waits.
+        # Ends the pause before a retry. An attempt on a dead connection outlives this call.
         self._exporter.shutdown()
         self._thread.join(_LAST_WORD_S)
         self._drop_waiting()
@@ -219,8 +219,8 @@ class SpanSender:
         kind: SpanKind,
         status: Status,
     ) -> ReadableSpan:
-        # Made as what a tracer would have made of it: a tracer's provider reads the environment,
-        # and its spans are built to be open, which these have never been.
+        # Built directly: the provider of a tracer reads the environment, and a tracer creates open
+        # spans, while these have already ended.
         return ReadableSpan(
             draft.name,
             context=identity,
@@ -236,10 +236,10 @@ class SpanSender:
 
 
 def build_exporter(endpoint: str) -> SpanExporter:
-    """Build the exporter to a collector's base address.
+    """Build the exporter to the base URL of a collector.
 
-    The package reads ``OTEL_EXPORTER_OTLP_HEADERS`` and the variables of certificates; what is
-    given here, it does not look for.
+    The package itself reads ``OTEL_EXPORTER_OTLP_HEADERS`` and the variables for certificates;
+    arguments given here take precedence over its other variables.
     """
     return OTLPSpanExporter(
         endpoint=f"{endpoint.rstrip('/')}/v1/traces",
@@ -249,7 +249,7 @@ def build_exporter(endpoint: str) -> SpanExporter:
 
 
 class _LastReason(logging.Filter):
-    """Keeps the exporter's log out of ours, which is one line a minute, and its last reason."""
+    """Suppresses the log of the exporter and keeps its last error, for one line a minute."""
 
     _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
@@ -259,12 +259,12 @@ class _LastReason(logging.Filter):
         logging.getLogger(self._EXPORTER).addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Note a line, and swallow it."""
-        # The error line that follows a retry names no reason; the warnings before it do.
+        """Keep the message and suppress the record."""
+        # The error after the last retry has no reason; the warnings before it do.
         if record.levelno < logging.ERROR or "reason" in record.getMessage():
             self.last = record.getMessage()
         return False
 
     def remove(self) -> None:
-        """Let the exporter log again."""
+        """Restore the log of the exporter."""
         logging.getLogger(self._EXPORTER).removeFilter(self)

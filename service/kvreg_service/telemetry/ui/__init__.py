@@ -1,1 +1,1 @@
-"""The files of the page ``/ui``: served as they are, without a build step."""
+"""The page ``/ui``: static files without a build step, and the recent requests that it shows."""

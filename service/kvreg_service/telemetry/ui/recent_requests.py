@@ -1,6 +1,6 @@
-"""The last requests and how often sessions came back, for people who look at the engine.
+"""The most recent requests and the number of returned sessions, for the page ``/ui``.
 
-Owns which of it a tenant may see, and that none of it is text. Nothing here is kept over a restart.
+Owns which of them a tenant may see. It contains no text, and is lost at a restart.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, 
 from kvreg_service.engine.observer import RequestRecord
 
 MAX_SHOWN = 50
-# A tenant sees its own also while others are busy; a few hundred kilobytes.
+# Enough to show a tenant its own requests while others are busy; a few hundred kilobytes.
 _MAX_KEPT = 1000
 
 
 @dataclass(frozen=True)
 class RecentRequest:
-    """One request that has ended. What a request without a lane never had is None.
+    """One finished request. Fields of the admission are None if it was never admitted.
 
-    Times are seconds; ``ended_ago_s`` counts from its end to the moment at which it is shown.
+    ``ended_ago_s`` is the time from its end to the call of ``show``.
     """
 
     request_id: str
@@ -48,9 +48,10 @@ class RecentRequest:
 
 @dataclass(frozen=True)
 class ReturnCounts:
-    """Requests since the start, and those of them that came back from the registry.
+    """Counts of requests since the start, and of those attached from the registry.
 
-    ``returned`` are those whose conversation ended with an answer and whose state was in an entry.
+    ``returned`` counts requests that do both: end with an assistant message, and attach from the
+    registry.
     """
 
     requests: int = 0
@@ -61,7 +62,7 @@ class ReturnCounts:
 
 @dataclass(frozen=True)
 class RecentActivity:
-    """What one viewer sees: the newest request first."""
+    """What one viewer sees, the newest request first."""
 
     counts: ReturnCounts
     requests: tuple[RecentRequest, ...]
@@ -69,14 +70,14 @@ class RecentActivity:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What is kept of a record: not its prompt, which is long."""
+    """The part of a record that is kept: everything except the prompt."""
 
     at_s: float
     shown: RecentRequest
 
 
 class RecentRequests:
-    """Keeps the last requests. Implements `engine.observer.Observer`; read from any thread."""
+    """Keeps the most recent requests. Implements `engine.observer.Observer`. Thread-safe."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -85,7 +86,7 @@ class RecentRequests:
         self._counts: defaultdict[str | None, ReturnCounts] = defaultdict(ReturnCounts)
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Note a request."""
+        """Add a finished request."""
         ended = _ended(record)
         with self._lock:
             self._ended.append(ended)
@@ -93,16 +94,16 @@ class RecentRequests:
                 self._counts[viewer] = _counted(self._counts[viewer], ended.shown)
 
     def registry_changed(self, event: Event) -> None:
-        """What is kept is shown as it is, and not as it came to be."""
+        """Do nothing: events of the registry are not shown."""
 
     def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """Times of single moves are left to metrics."""
+        """Do nothing: durations of single moves are metrics."""
 
     def token_followed(self, gap_s: float) -> None:
-        """Times of single tokens are left to metrics."""
+        """Do nothing: times of single tokens are metrics."""
 
     def show(self, tenant: str | None) -> RecentActivity:
-        """Return what a tenant may see of it; None sees everybody's."""
+        """Return what a tenant may see; None sees the requests of all tenants."""
         now_s = self._now_s()
         with self._lock:
             ended = list(self._ended)

@@ -1,4 +1,4 @@
-"""Metrics are there from the start, and each event moves exactly those it should."""
+"""All metrics exist from the start, and each event changes exactly the right ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metrics() -> Metrics:
 
 
 def values_of(metrics: Metrics) -> Values:
-    """All series but buckets and the times at which counters were made."""
+    """All series except buckets and ``_created``."""
     return {
         (sample.name.removeprefix("kvreg_"), frozenset(sample.labels.items())): sample.value
         for family in metrics.registry.collect()
@@ -47,7 +47,7 @@ def series(name: str, **labels: str) -> Series:
 
 
 def moved(metrics: Metrics, *actions: Callable[[], None]) -> Values:
-    """How much each series that changed has grown."""
+    """The increase of each series that changed."""
     before = values_of(metrics)
     for action in actions:
         action()
@@ -56,7 +56,7 @@ def moved(metrics: Metrics, *actions: Callable[[], None]) -> Values:
 
 
 def one_more(moves: Values, name: str) -> set[Series]:
-    """The series of a family that moved; each by 1."""
+    """The series of a family that increased, each by 1."""
     of_family = {key: value for key, value in moves.items() if key[0] == name}
     assert set(of_family.values()) <= {1.0}
     return set(of_family)
@@ -85,7 +85,7 @@ def admitted(path: ReusePath, attach: Attach, cached: int) -> RequestRecord:
 COLD = admitted(ReusePath.FULL_RESET, Attach.NONE, 0)
 
 
-# There from the start.
+# All exist from the start.
 
 
 def running_errors(base: type[KvregError] = KvregError) -> Iterator[type[KvregError]]:
@@ -289,7 +289,7 @@ def test_request_that_arrived_after_its_step_began_has_waited_for_nothing(
     assert series("queue_seconds_sum") not in moves
 
 
-# What is moved, kept and given up.
+# Events of the registry.
 
 
 def attached(path: ReusePath, *, is_exchange: bool = False, lane: LaneId = LANE) -> events.Event:
@@ -401,7 +401,7 @@ def test_time_between_tokens_is_counted(metrics: Metrics) -> None:
     }
 
 
-# What others report.
+# Reports of the API, the log and the tracer.
 
 
 def test_refusal_is_counted_under_its_code(metrics: Metrics) -> None:
@@ -410,7 +410,7 @@ def test_refusal_is_counted_under_its_code(metrics: Metrics) -> None:
     }
 
 
-def test_what_becomes_of_log_lines_and_spans_is_counted(metrics: Metrics) -> None:
+def test_results_of_log_lines_and_spans_are_counted(metrics: Metrics) -> None:
     moves = moved(
         metrics,
         metrics.log_line_written,
@@ -426,11 +426,11 @@ def test_what_becomes_of_log_lines_and_spans_is_counted(metrics: Metrics) -> Non
     }
 
 
-# The engine's state.
+# Gauges.
 
 
 class CountedEngine(FakeEngine):
-    """Counts how often somebody takes a snapshot."""
+    """Counts the snapshots that are taken."""
 
     num_snapshots = 0
 
@@ -489,7 +489,7 @@ def test_gauges_show_the_snapshot(metrics: Metrics) -> None:
     [({"is_draining": True}, 0, 1), ({"is_sound": False}, 0, 0), ({"is_alive": False}, 0, 0)],
     ids=str,
 )
-def test_gauges_tell_whether_the_engine_serves(
+def test_gauges_show_whether_the_engine_is_ready(
     metrics: Metrics, state: dict[str, bool], is_ready: int, is_draining: int
 ) -> None:
     metrics.watch(FakeEngine(**state))

@@ -1,6 +1,6 @@
-"""Ledgers of invented tokens that agree where the logged ones did, for whoever drives the core.
+"""Synthetic ledgers with the same common prefixes as the logged ones, to replay a log.
 
-Owns the invention: a name stands for all tokens since the name before it. Knows only the lines.
+A hash stands for all tokens since the hash before it. Uses the lines of the log only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Prefix = tuple[int, str]
 
 
 class InventedLedgers:
-    """Tokens for every request line of a log; equal prefixes get equal tokens."""
+    """Synthetic tokens for every request line of a log; equal prefixes have equal tokens."""
 
     def __init__(self, reader: PrefixReader) -> None:
         self._reader = reader
@@ -27,7 +27,7 @@ class InventedLedgers:
         self._all_before = cache(self._closure)
 
     def tokens(self, line: Line) -> list[int]:
-        """The tokens of prompt and answer, as far as they were computed."""
+        """The tokens of prompt and answer that were computed."""
         invented: list[int] = []
         for prefixes in self._by_page(line):
             within = set(prefixes).union(*(self._all_before(one) for one in prefixes))
@@ -37,7 +37,7 @@ class InventedLedgers:
         return invented
 
     def _by_page(self, line: Line) -> list[list[Prefix]]:
-        """The prefixes that a ledger begins with, those that end in one page together."""
+        """The prefixes of a ledger, grouped by the page in which they end."""
         pages = self._reader.pages(line)
         inside: list[list[Prefix]] = [[] for _ in range(len(pages) + 1)]
         for position, name in self._reader.marks(line):

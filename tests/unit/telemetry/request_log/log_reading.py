@@ -1,6 +1,6 @@
-"""Reads a request log as its documentation says: which prompts begin with which prefixes.
+"""Reads a request log as documented, and finds which prompts start with which prefixes.
 
-Owns the reading only. It knows the file and nothing of the service.
+It depends on the format of the file only, not on the service.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 class PrefixReader:
-    """Knows of every request line which prefixes its ledger begins with."""
+    """Knows the prefixes of the ledger of every request line."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self.requests = [line for line in lines if line["kind"] == "request"]
@@ -47,7 +47,7 @@ class PrefixReader:
             self._late[line["engine"], number].add((position, marks[position]))
 
     def pages(self, line: Line) -> list[str | None]:
-        """The names of a ledger's whole pages; None where the lines that told them are lost."""
+        """The hashes of the whole pages of a ledger; None where the lines with them are lost."""
         known: list[str | None] = []
         page = line["known_page"]
         while page is not None and len(known) < line["num_known_pages"]:
@@ -57,20 +57,20 @@ class PrefixReader:
         return [None] * lost + known[::-1] + _explicit_pages(line)
 
     def name(self, line: Line, position: int) -> tuple[int, str] | None:
-        """The name of the prefix of a line's own ledger that ends at one of its positions."""
+        """The hash of the prefix that ends at a position of the line's own ledger."""
         if position % PAGE == 0:
             page = self.pages(line)[position // PAGE - 1]
             return (position, page) if page is not None else None
         return position, dict(map(tuple, line["marks"]))[position]
 
     def marks(self, line: Line) -> set[tuple[int, str]]:
-        """The marks that a ledger begins with, whoever said so."""
+        """The marks of a ledger, from any line."""
         found = {(position, name) for position, name in line["marks"]}
         found |= self._late[line["engine"], line["number"]]
         return found.union(*(self._marks_inside.get(page or "", ()) for page in self.pages(line)))
 
     def begins_with(self, line: Line, prefix: tuple[int, str]) -> bool:
-        """Whether a ledger begins with a prefix, by its name."""
+        """Whether a ledger starts with a prefix, given its hash."""
         position, name = prefix
         if position % PAGE:
             return prefix in self.marks(line)
@@ -78,7 +78,7 @@ class PrefixReader:
         return len(pages) >= num_pages and pages[num_pages - 1] == name
 
     def longest_reuse(self, line: Line, others: Iterable[Line]) -> int:
-        """The longest prefix of a prompt at which one of the others had a state to keep."""
+        """The longest prefix of a prompt at which another request could keep a state."""
         longest = 0
         for other in others:
             if other["tenant"] != line["tenant"]:

@@ -1,4 +1,4 @@
-"""Records as an engine makes them, and logs that end when their test does."""
+"""Records as an engine makes them, and logs that are closed with their test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvreg_service.telemetry.request_log.lines import EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, LogLoss, RequestLog
 
 TIMEOUT_S = 30.0
-"""Nothing here takes this long; without a limit a bug would stop all tests."""
+"""Far more than any step takes; without a limit a bug would block all tests."""
 
 FACTS = EngineFacts(
     version="1", host="here", model="tiny", profile=None, profile_hash="0123", lanes=1, entries=1,
@@ -36,7 +36,7 @@ ADMISSION = Admission(
     regret_tokens=0,
 )
 
-# Of the monotonic clock, and later than any test.
+# Monotonic time, later than any test.
 _ARRIVED_AT_S = 1e9
 
 _RECORD = RequestRecord(
@@ -66,13 +66,13 @@ _RECORD = RequestRecord(
 
 
 def record(tokens: Sequence[int], *, tenant: str = "default", **more: Any) -> RequestRecord:
-    """A request whose prompt these tokens are."""
+    """A request with these prompt tokens."""
     prompt = TokenLedger(Identity(b"epoch", tenant), tokens)
     return replace(_RECORD, tenant=tenant, prompt=prompt, **more)
 
 
 class Counts:
-    """Counts as metrics do, and lets a test wait for the next line."""
+    """Counts like the metrics, and can wait for the next line."""
 
     def __init__(self) -> None:
         self.lost: list[LogLoss] = []
@@ -95,7 +95,7 @@ class Counts:
 
 
 def write_log(path: Path, records: Sequence[RequestRecord], **file: Any) -> None:
-    """Log these requests and end the engine."""
+    """Log these requests and close the log."""
     log = RequestLog(LogFile(path, **file), FACTS)
     for one in records:
         log.request_ended(one)

@@ -1,7 +1,4 @@
-"""The tables of docs/request-log.md, made from the schema. Run as a program it writes them there.
-
-Owns how a field is shown. What a field is, the schema says.
-"""
+"""Generates the tables of docs/request-log.md from the schema; run as a program, it writes them."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def _values(field: dict[str, Any]) -> str:
 
 
 def written(document: str) -> str:
-    """The tables as they stand in the document."""
+    """The tables in the document."""
     return document.partition(_MARKS[0])[2].partition(_MARKS[1])[0].strip()
 
 

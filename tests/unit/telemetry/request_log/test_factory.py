@@ -1,4 +1,4 @@
-"""The settings decide whether there is a log, where, and how it names things."""
+"""The settings decide whether there is a log, its path and its salt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_file_there_is_no_log() -> None:
     assert open_log() is None
 
 
-def test_the_log_tells_the_engine_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_log_describes_the_configured_engine(tmp_path: Path) -> None:
     engine = logged(tmp_path / "log", lanes="3", entries="2", current_state="drop", anchors="1")[0]
     told = {name: engine[name] for name in ("lanes", "entries", "current_state", "anchors")}
     assert told == {"lanes": 3, "entries": 2, "current_state": "drop", "anchors": 1}
@@ -61,7 +61,7 @@ def test_the_salt_of_the_environment_makes_names_last(
     assert first[1]["session"] == second[1]["session"]
 
 
-def test_names_die_with_the_process_by_default(tmp_path: Path) -> None:
+def test_hashes_are_of_one_process_by_default(tmp_path: Path) -> None:
     first, second = (logged(tmp_path / name) for name in "ab")
     assert first[0]["salt"] == "random"
     assert first[1]["session"] != second[1]["session"]

@@ -1,4 +1,4 @@
-"""From the lines alone a reader finds what the core finds by comparing tokens."""
+"""A reader finds the same common prefixes from the lines as the core from the tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvreg_service.core.identity import Identity
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
-from kvreg_service.telemetry.request_log.prefixes import FileNotes, MarkTable
+from kvreg_service.telemetry.request_log.prefixes import FileContents, MarkTable
 
 # Around page boundaries, and far from them.
 LENGTHS = st.sampled_from([0, 1, 2, 17, 62, 63, 64, 65, 100, 128, 130, 200])
@@ -27,7 +27,7 @@ LENGTHS = st.sampled_from([0, 1, 2, 17, 62, 63, 64, 65, 100, 128, 130, 200])
 
 @dataclass(frozen=True)
 class Seed:
-    """How one request comes from an earlier one: how much it repeats of whom, and what it adds."""
+    """How a request derives from an earlier one: the tokens that it repeats and those it adds."""
 
     of: int
     repeated: int
@@ -45,7 +45,7 @@ SEEDS = st.builds(
     of=st.integers(0, 8),
     repeated=st.one_of(st.just(1000), LENGTHS),
     added=LENGTHS,
-    # Two words only, so that what differs agrees for a while by chance.
+    # Two words only, so that different ledgers agree for a while by chance.
     words=st.integers(0, 3),
     output=st.sampled_from([0, 1, 2, 30, 64, 70]),
     boundary_back=st.sampled_from([None, 1, 1, 5, 64]),
@@ -56,7 +56,7 @@ SEEDS = st.builds(
 
 
 def ledger_of(one: RequestRecord) -> list[int]:
-    """The tokens that are kept when a request has ended."""
+    """The tokens that are kept when a request has finished."""
     return [*one.prompt.tokens, *one.output_ids[:-1]]
 
 
@@ -166,7 +166,7 @@ def test_ledgers_can_be_invented_that_agree_wherever_a_state_was_kept(
 
 
 def _with_tokens(one: RequestRecord, tokens: list[int]) -> RequestRecord:
-    """The same request with other tokens, the last of the answer anything."""
+    """The same request with other tokens; the last one of the answer is arbitrary."""
     prompt = TokenLedger(one.prompt.identity, tokens[: one.prompt_tokens])
     output = (*tokens[one.prompt_tokens :], 0) if one.output_ids else ()
     assert len(output) == len(one.output_ids)
@@ -206,7 +206,7 @@ def test_lost_lines_hide_reuse_and_never_invent_it(
 
 
 def turns(count: int, num_words: int = 640) -> list[RequestRecord]:
-    """A conversation that repeats all of its past, answers too."""
+    """A conversation that repeats all of its history, including answers."""
     rng = Random(1)
     requests: list[RequestRecord] = []
     tokens: list[int] = []
@@ -233,9 +233,9 @@ def test_a_turn_names_only_the_marks_that_are_new(logged: Logged) -> None:
     assert max(len(line["marks"]) for line in lines) <= 6
 
 
-def test_a_forgotten_page_is_named_again() -> None:
+def test_an_evicted_page_is_written_again() -> None:
     hashes = LogHashes("0123456789abcdef")
-    table, notes = MarkTable(hashes), FileNotes(hashes, max_pages=4)
+    table, contents = MarkTable(hashes), FileContents(hashes, max_pages=4)
     first, other = (
         table.examine(ledger, (), number=number, arrived_at_s=0.0, ended_at_s=0.0)
         for number, ledger in enumerate(
@@ -243,11 +243,11 @@ def test_a_forgotten_page_is_named_again() -> None:
         )
     )
     for one in (first, other):
-        notes.add(one, notes.news(one))
-    assert len(notes.news(first).pages) == 4
+        contents.add(one, contents.missing(one))
+    assert len(contents.missing(first).pages) == 4
 
 
-def test_the_mark_that_was_seen_last_is_the_last_to_be_forgotten() -> None:
+def test_marks_are_evicted_in_lru_order() -> None:
     table = MarkTable(LogHashes(), max_marks=2)
     identity = Identity(b"e", "t")
 

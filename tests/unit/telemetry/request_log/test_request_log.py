@@ -1,4 +1,4 @@
-"""What is told is written without text, and what goes wrong is not felt by those who tell."""
+"""Lines contain no text, and errors of the file do not affect the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def lines_of(path: Path, *what: object, salt: str | None = None) -> list[Line]:
-    """The lines of these events and requests, without those of the engine."""
+    """The lines of these events and requests, without those about the engine."""
     log = RequestLog(LogFile(path, salt=salt), FACTS)
     for one in what:
         if isinstance(one, events.Event):
@@ -39,7 +39,7 @@ def lines_of(path: Path, *what: object, salt: str | None = None) -> list[Line]:
 
 
 class Blocked:
-    """Holds up the log's thread where it looks for prefixes, until it is released."""
+    """Blocks the thread of the log at the prefix search, until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._released = threading.Event(), threading.Event()
@@ -56,7 +56,7 @@ class Blocked:
         self._released.set()
 
 
-# What is in the lines.
+# Content of the lines.
 
 
 def test_an_engine_begins_and_ends_its_log(path: Path) -> None:
@@ -65,7 +65,7 @@ def test_an_engine_begins_and_ends_its_log(path: Path) -> None:
     assert events_seen == ["start", None, "end"]
 
 
-def test_the_end_says_how_many_lines_there_are(path: Path) -> None:
+def test_the_last_line_counts_the_lines(path: Path) -> None:
     write_log(path, [record([1]), record([2])])
     lines = read_lines(path)
     assert (lines[-1]["num_lines"], lines[-1]["num_lost_lines"]) == (len(lines) - 1, 0)
@@ -85,7 +85,7 @@ def test_every_file_begins_with_the_engine(path: Path) -> None:
     assert sorted(line["event"] for line in first) == ["continue"] * (len(first) - 1) + ["start"]
 
 
-def test_lines_are_numbered_in_the_order_they_were_told(path: Path) -> None:
+def test_lines_are_numbered_in_the_order_of_events(path: Path) -> None:
     lines = lines_of(path, record([1]), events.PinEnded(SequenceId(1)), record([2]))
     assert [line["number"] for line in lines] == [1, 2, 3]
 
@@ -113,7 +113,7 @@ def test_a_request_that_ended_in_the_queue_has_no_lane_and_no_times_but_the_whol
 
 
 def test_pages_end_where_the_computation_ended(path: Path) -> None:
-    # The last token was sampled and never computed.
+    # The last token was sampled but never computed.
     line = lines_of(path, record([1] * 60, output_ids=(2,) * 5))[0]
     assert (line["frontier"], len(PrefixReader([line]).pages(line))) == (64, 1)
     line = lines_of(path, record([1] * 60, output_ids=(2,) * 4))[-1]
@@ -144,7 +144,7 @@ def test_pages_end_where_the_computation_ended(path: Path) -> None:
         ),
     ],
 )
-def test_an_event_is_told_with_its_place_and_bytes(
+def test_an_event_has_its_place_and_bytes(
     path: Path, event: events.Event, told: dict[str, object]
 ) -> None:
     line = lines_of(path, event)[0]
@@ -152,7 +152,7 @@ def test_an_event_is_told_with_its_place_and_bytes(
 
 
 @pytest.mark.parametrize(("is_exchange", "event"), [(False, "attach"), (True, "exchange")])
-def test_what_leaves_an_entry_is_told_with_the_bytes_it_came_with(
+def test_a_removal_from_an_entry_has_the_bytes_of_its_storage(
     path: Path, is_exchange: bool, event: str
 ) -> None:
     sequence, lane, entry = SequenceId(1), LaneId(0), EntryId(0)
@@ -166,7 +166,7 @@ def test_what_leaves_an_entry_is_told_with_the_bytes_it_came_with(
     assert (line["event"], line["bytes"]) == (event, 4000)
 
 
-# Names.
+# Hashes.
 
 
 def test_neither_names_nor_tokens_of_clients_are_in_the_file(path: Path) -> None:
@@ -177,7 +177,7 @@ def test_neither_names_nor_tokens_of_clients_are_in_the_file(path: Path) -> None
 
 
 def test_ledger_digests_are_not_in_the_file(path: Path) -> None:
-    # They depend on public things alone, so whoever guesses a text could check it.
+    # They depend on public data only, so a guessed text could be checked against them.
     one = record([1] * PAGE)
     line = lines_of(path, one)[0]
     page = PrefixReader([line]).pages(line)[0]
@@ -210,10 +210,10 @@ def test_two_tenants_share_no_name(path: Path) -> None:
     assert [a == b for a, b in zip(first, second, strict=True)] == [False] * 4
 
 
-# What goes wrong.
+# Errors.
 
 
-def test_what_comes_faster_than_it_is_written_is_dropped_and_counted(
+def test_lines_beyond_the_queue_are_dropped_and_counted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_log, "MAX_QUEUED", 3)
@@ -260,7 +260,7 @@ def test_ledgers_that_were_written_make_room_again(
 
 
 class Troubled:
-    """A log whose directory is a file, until it is not."""
+    """A log whose directory is a file at first."""
 
     def __init__(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -288,9 +288,9 @@ def test_lines_wait_until_the_file_can_be_written(
     assert troubled.counts.lost == []
 
 
-def test_trouble_that_is_over_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recovery_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Troubled(path, caplog).clear()
-    assert [one.message for one in caplog.records][-1].endswith("is written again")
+    assert [one.message for one in caplog.records][-1].endswith("succeeds again")
 
 
 def test_a_line_that_cannot_be_written_is_given_up_in_the_end() -> None:
@@ -309,7 +309,7 @@ def test_closing_waits_for_no_disk() -> None:
     for n in range(3):
         log.request_ended(record([n]))
     assert log.close(TIMEOUT_S)
-    # The line of the end is the fourth.
+    # The fourth line is the last one of the engine.
     assert counts.lost == ["write"] * 4
 
 
@@ -324,7 +324,7 @@ def test_closing_gives_up_on_a_writer_that_hangs(
     assert log.close(TIMEOUT_S)
 
 
-def test_trouble_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_problems_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
 
     def clock() -> float:
@@ -337,11 +337,11 @@ def test_trouble_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None
     log.request_ended(record([1]))
     counts.wait_lost()
     log.close(TIMEOUT_S)
-    num_told = sum("has trouble" in one.message for one in caplog.records)
-    assert 2 <= num_told <= now_s / 60 + 1
+    num_reports = sum("has a problem" in one.message for one in caplog.records)
+    assert 2 <= num_reports <= now_s / 60 + 1
 
 
-def test_a_line_that_cannot_be_made_costs_no_other(path: Path) -> None:
+def test_a_line_that_cannot_be_formatted_costs_no_other(path: Path) -> None:
     counts = Counts()
     log = RequestLog(LogFile(path), FACTS, counts)
     log.registry_changed(events.Event())

@@ -1,4 +1,4 @@
-"""Schema, document and code say the same of the request log."""
+"""Schema, document and code of the request log agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EVENTS = (
     events.Attached(
         RequestId("r"), SequenceId(1), EntryId(0), LaneId(0), ReusePath.FULL_RESET, False
     ),
-    # Nothing is known of its bytes.
+    # Its size is unknown.
     events.Attached(
         RequestId("r"), SequenceId(9), EntryId(0), LaneId(0), ReusePath.FULL_RESET, True
     ),
@@ -45,7 +45,7 @@ _EVENTS = (
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[dict[str, Any]]:
-    """One line for each event there is, each file's and two requests'."""
+    """One line for each kind of event, the lines about the engine, and two requests."""
     path = tmp_path / "requests.jsonl"
     log = RequestLog(LogFile(path, max_bytes=3000, max_files=100), FACTS)
     log.request_ended(record([1] * 200, boundary=130, heads=(70,)))
@@ -56,7 +56,7 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
     return [line for one in tmp_path.iterdir() for line in read_lines(one)]
 
 
-def test_every_line_is_as_the_schema_says(lines: list[dict[str, Any]]) -> None:
+def test_every_line_matches_the_schema(lines: list[dict[str, Any]]) -> None:
     assert [line for line in lines if not VALIDATOR.is_valid(line)] == []
 
 
@@ -88,7 +88,7 @@ def test_closed_sets_are_those_of_the_code(
     assert set(KINDS[title][field]["enum"]) == set(values)
 
 
-def test_the_engine_is_told_with_all_its_facts() -> None:
+def test_the_line_about_the_engine_has_all_facts() -> None:
     assert {field.name for field in fields(EngineFacts)} <= set(KINDS["Engine"])
 
 

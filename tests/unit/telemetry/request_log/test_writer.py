@@ -1,4 +1,4 @@
-"""Lines are in the file whole or not at all, and the files are bounded."""
+"""Lines are written completely or not at all, and the files are bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(writer: LogWriter, *lines: bytes) -> list[bool]:
-    """Write lines; return before which of them a file began."""
+    """Write lines; return those that began a file."""
     begun = []
     for line in lines:
         begun.append(writer.prepare())

@@ -1,4 +1,4 @@
-"""What a trace says of a request, and when its parts were."""
+"""The attributes of the spans of a request, and their times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_time_that_a_step_read_too_early_makes_no_negative_part() -> None:
     ]
 
 
-def test_request_is_named_and_described_in_the_words_of_the_conventions() -> None:
+def test_attributes_follow_the_semantic_conventions() -> None:
     whole = draft_trace(FINISHED, "tiny").whole
     assert whole.name == "chat tiny"
     assert {k: v for k, v in whole.attributes.items() if k.startswith("gen_ai.")} == {
@@ -61,7 +61,7 @@ def test_request_is_named_and_described_in_the_words_of_the_conventions() -> Non
     }
 
 
-def test_reuse_is_told_in_words_of_our_own() -> None:
+def test_reuse_has_attributes_of_kvreg() -> None:
     whole = draft_trace(FINISHED, "tiny").whole
     assert {k: v for k, v in whole.attributes.items() if k.startswith("kvreg.")} == {
         "kvreg.outcome": "finished",
@@ -79,7 +79,7 @@ def test_reuse_is_told_in_words_of_our_own() -> None:
 
 
 @pytest.mark.parametrize("record", ALL, ids=lambda record: str(record.error_code))
-def test_every_name_of_the_conventions_is_one_of_theirs(record: RequestRecord) -> None:
+def test_every_gen_ai_attribute_is_one_of_the_conventions(record: RequestRecord) -> None:
     theirs = importlib.import_module(
         "opentelemetry.semconv._incubating.attributes.gen_ai_attributes"
     )
@@ -94,19 +94,19 @@ def test_no_tenant_is_named(record: RequestRecord) -> None:
     assert SECRET not in repr(draft_trace(record, "tiny"))
 
 
-def test_failure_is_told_by_its_code() -> None:
+def test_failure_has_its_code() -> None:
     draft = draft_trace(FAILED, "tiny")
     assert draft.error_code == "request_failed"
     assert draft.whole.attributes["error.type"] == "request_failed"
 
 
-def test_client_that_left_is_no_failure() -> None:
+def test_a_cancelled_request_is_not_a_failure() -> None:
     draft = draft_trace(CANCELLED, "tiny")
     assert draft.error_code is None
     assert "error.type" not in draft.whole.attributes
 
 
-def test_part_says_what_it_did() -> None:
+def test_child_spans_have_attributes() -> None:
     parts: dict[str, SpanDraft] = {p.name: p for p in draft_trace(FINISHED, "tiny").parts}
     assert parts["attach"].attributes == {"kvreg.lane": 1, "kvreg.attach": "registry"}
     assert parts["prefill"].attributes == {"kvreg.cached_tokens": 90, "kvreg.computed_tokens": 10}

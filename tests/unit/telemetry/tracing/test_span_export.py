@@ -1,4 +1,4 @@
-"""Which requests are traced, what their spans are, and what happens when they cannot be sent."""
+"""Sampling and export of spans, and a collector that is down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPANS_OF_ONE = 5
 
 
 class Collector(SpanExporter):
-    """Keeps what it is sent. With ``is_down`` it refuses; it waits while ``is_open`` is not set."""
+    """Keeps exported spans. Fails with ``is_down``, and blocks while ``is_open`` is not set."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -47,7 +47,7 @@ class Collector(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """A call that hangs goes on hanging."""
+        """A blocked call stays blocked."""
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def identity_of(span: ReadableSpan) -> tuple[int, int]:
     return span.context.trace_id, span.context.span_id
 
 
-# What is sent.
+# Content of the spans.
 
 
 def test_request_is_a_root_and_its_parts_are_its_children(
@@ -142,7 +142,7 @@ def test_failure_is_the_status_of_the_whole(sending: Sending, collector: Collect
     assert {part.status.status_code for part in parts} == {StatusCode.UNSET}
 
 
-# Who is sampled.
+# Sampling.
 
 
 def test_caller_is_the_parent(sending: Sending, collector: Collector) -> None:
@@ -176,7 +176,7 @@ def test_caller_that_was_not_sampled_is_followed_too(
         f"{PARENT}, {PARENT}",
     ],
 )
-def test_header_that_is_none_makes_a_root(
+def test_an_invalid_header_makes_a_root(
     sending: Sending, collector: Collector, caplog: pytest.LogCaptureFixture, header: str
 ) -> None:
     with sending() as sender:
@@ -204,7 +204,7 @@ def test_each_root_is_a_trace_of_its_own(sending: Sending, collector: Collector)
     assert len({identity_of(span) for span in collector.spans}) == 2 * SPANS_OF_ONE
 
 
-# What cannot be sent.
+# Failed exports.
 
 
 def test_engine_does_not_wait_for_a_collector_that_hangs(
@@ -240,7 +240,7 @@ def test_end_sends_what_waits(sending: Sending, collector: Collector, counts: Co
     assert counts.values == {"exported": len(collector.spans)}
 
 
-def test_lost_spans_are_counted_and_told_of_once_a_minute(
+def test_lost_spans_are_counted_and_logged_once_a_minute(
     sending: Sending,
     collector: Collector,
     counts: Counts,
@@ -256,7 +256,7 @@ def test_lost_spans_are_counted_and_told_of_once_a_minute(
             assert collector.was_called.wait(30)
     told = [vars(line)["fields"]["num_spans"] for line in caplog.records]
     assert counts.values == {"dropped": 3 * SPANS_OF_ONE}
-    # One line when it began, and one at the end for what had not been told of.
+    # One line at the first failure, and one at the end for the rest.
     assert told == [SPANS_OF_ONE, 2 * SPANS_OF_ONE]
 
 
@@ -290,7 +290,7 @@ def test_log_of_the_exporter_is_its_own_again_at_the_end(
     assert [line.message for line in caplog.records] == ["again"]
 
 
-# Whether there is any of it.
+# Whether tracing is on.
 
 
 def test_nothing_is_started_without_an_endpoint(counts: Counts) -> None:

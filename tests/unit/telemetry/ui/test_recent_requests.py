@@ -1,4 +1,4 @@
-"""Which of the last requests are shown, to whom, and what is counted of all of them."""
+"""Which recent requests a tenant sees, and the counts over all of them."""
 
 from __future__ import annotations
 
