@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from answer import Answer, Messages, decode_rate
 
 from kvreg_service.chat.conversation import Conversation
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface import Finished, GenerationRequest, Started, TextDelta
 from kvreg_service.engine.options import EngineOptions
@@ -82,7 +83,10 @@ class InProcess:
         stream = Stream(time.perf_counter())
         prompt = self._prompts.build(Conversation(messages=messages))
         request = GenerationRequest(
-            f"bench-{next(self._numbers)}", prompt, max_tokens, retain=retain
+            f"bench-{next(self._numbers)}",
+            prompt,
+            max_tokens,
+            cache_policy=CachePolicy(retain=retain),
         )
         async for event in self._engine.generate(request):
             match event:

@@ -19,7 +19,7 @@ from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.ids import PAGE_TOKENS, RequestId
 from kvreg_service.core.labels import Attach
 from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import CachePolicy, Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import StepPlan, StepResult
@@ -144,7 +144,7 @@ class _Replay:
                 max_tokens=len(one.answer),
                 arrival_s=self._now_s,
                 boundary=one.boundary,
-                priority=-1 if one.kind.is_side else 0,
+                cache_policy=CachePolicy(priority=-1 if one.kind.is_side else 0),
                 heads=one.heads,
             )
         )

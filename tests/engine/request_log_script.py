@@ -16,6 +16,7 @@ from engine_bench import TIMEOUT_S, Hold
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.budget import MemoryPlan
 from kvreg_service.core.errors import KvregError, RequestFailed
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
@@ -128,9 +129,17 @@ def play(logged: LoggedEngine) -> None:
     chat(*said, ("user", "Where does my cousin live?"))
     # Another session with the same head, which pushes something out.
     chat(system, ("user", "My aunt lives in Galway."))
-    chat(system, ("user", "My uncle lives in Tampere."), priority=2, ttl_s=3600.0)
-    chat(("user", "Write a title of three words about Lisbon."), tenant="other", retain=False)
-    chat(*said, ("user", "Where does my cousin live?"), may_reuse=False)
+    chat(
+        system,
+        ("user", "My uncle lives in Tampere."),
+        cache_policy=CachePolicy(priority=2, ttl_s=3600.0),
+    )
+    chat(
+        ("user", "Write a title of three words about Lisbon."),
+        tenant="other",
+        cache_policy=CachePolicy(retain=False),
+    )
+    chat(*said, ("user", "Where does my cousin live?"), cache_policy=CachePolicy(may_reuse=False))
     # An answer whose beginning is the client's, twice.
     opened = (("user", "Name a town."), ("assistant", "It is Galway"))
     chat(*opened, is_continued=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from engine_bench import Hold, token_prompt
 
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.engine.interface import TextDelta
 
 
@@ -124,7 +125,9 @@ def test_session_cancelled_in_decode_goes_on_from_its_boundary(make_bench, ids):
 
 def test_cancelled_request_gives_back_every_page_when_it_may_not_be_kept(make_bench, ids):
     bench = make_bench()
-    request = bench.request(token_prompt(ids(1, 100)), max_tokens=1000, retain=False)
+    request = bench.request(
+        token_prompt(ids(1, 100)), max_tokens=1000, cache_policy=CachePolicy(retain=False)
+    )
     _cancel_in_decode(bench, request, 3)
 
     bench.check_at_rest()

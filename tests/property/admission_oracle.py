@@ -28,7 +28,9 @@ class _Change:
     def captures(self) -> bool:
         boundary = self.request.boundary
         cached, prompt = self.admitted.cached_tokens, self.request.prompt_tokens
-        return self.request.retain and boundary is not None and cached < boundary < prompt
+        return (
+            self.request.cache_policy.retain and boundary is not None and cached < boundary < prompt
+        )
 
     def rewords(self, seen: Seen, ranking: Ranking) -> bool:
         """Whether it says a branch again with another end, so that the branch is dead."""
@@ -45,7 +47,7 @@ def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, li
     """Return the best position and, by sequence, the ways to resume there."""
     prompt = list(request.prompt.tokens)
     best, found = 0, {}
-    if not request.may_reuse:
+    if not request.cache_policy.may_reuse:
         return best, found
     for seen in kept:
         if seen.tenant != request.prompt.identity.tenant:
@@ -92,7 +94,7 @@ def _check_reuse(
     if best and not admitted.cached_tokens:
         origins = [seen for seen in kept if seen.sequence_id in found]
         is_frail = [seen.is_pinned(now_s) and seen.checkpoint is None for seen in origins]
-        assert not request.retain, "only who borrows leaves a pinned sequence alone"
+        assert not request.cache_policy.retain, "only who borrows leaves a pinned sequence alone"
         assert any(is_frail)
         best = 0
     assert admitted.cached_tokens == best, (admitted, found)
@@ -232,7 +234,7 @@ def _check_fork(
     if (
         origin is None
         or origin.anchor is not None
-        or not (change.captures or not change.request.retain)
+        or not (change.captures or not change.request.cache_policy.retain)
         or not profile.policy.evicts_for_detach
         or not profile.can_keep(origin)
     ):

@@ -30,13 +30,13 @@ class AnchorOracle:
                 request = self._mirror.requests[event.request_id]
                 heads = self._heads_on_the_way(request, event.cached_tokens)
                 self._heads[event.request_id] = heads
-                for end in heads if request.may_reuse else ():
+                for end in heads if request.cache_policy.may_reuse else ():
                     key = request.tenant, tuple(request.prompt.tokens[:end])
                     self._times_seen[key] = self._times_seen.get(key, 0) + 1
 
     def _heads_on_the_way(self, request: Request, position: int) -> dict[int, bool]:
         found: dict[int, bool] = {}
-        if not request.retain or not self._profile.anchors:
+        if not request.cache_policy.retain or not self._profile.anchors:
             return found
         for head in request.heads:
             end = head.num_tokens - head.num_tokens % 64
@@ -82,7 +82,7 @@ class AnchorOracle:
 
     def _may_capture(self, work: Work) -> bool:
         request = self._mirror.requests[work.request_id]
-        is_boundary = request.retain and request.boundary == work.end
+        is_boundary = request.cache_policy.retain and request.boundary == work.end
         if (
             is_boundary
             or work.end not in self._heads[work.request_id]

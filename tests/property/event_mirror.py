@@ -177,8 +177,11 @@ class Mirror:
                 self._admitted(event, now_s)
             case events.ReuseFailed():
                 request = self.requests[event.request_id]
-                assert request.may_reuse, "only once is a request computed from nothing instead"
-                self.requests[event.request_id] = replace(request, may_reuse=False)
+                assert request.cache_policy.may_reuse, (
+                    "only once is a request computed from nothing instead"
+                )
+                cold = replace(request.cache_policy, may_reuse=False)
+                self.requests[event.request_id] = replace(request, cache_policy=cold)
                 self.queue.insert(0, event.request_id)
                 self._new_fork = None
             case events.Attached():
@@ -256,8 +259,8 @@ class Mirror:
         seen.has_current = True
         seen.is_lent = False
         seen.last_used_s = now_s
-        if request.retain:
-            seen.priority = request.priority
+        if request.cache_policy.retain:
+            seen.priority = request.cache_policy.priority
             self._mark_anchors(request)
         seen.lane, seen.entry = event.lane, None
         seen.request = request
@@ -313,7 +316,7 @@ class Mirror:
         # Pages that the request may overwrite were copied.
         first = seen.frontier // 64
         fork.pages[first:] = self._new_pages(len(fork.pages) - first)
-        if not request.retain:
+        if not request.cache_policy.retain:
             fork.superseded_by = None
             fork.last_used_s = now_s
             fork.pinned_until_s, seen.pinned_until_s = seen.pinned_until_s, None
@@ -361,13 +364,14 @@ class Mirror:
         if stand_in is not None and stand_in.request is None:
             del self.sequences[seen.sequence_id]
             return
-        if isinstance(event, events.Failed) or not request.retain:
+        if isinstance(event, events.Failed) or not request.cache_policy.retain:
             seen.frontier = seen.checkpoint or 0
             seen.has_current = False
         seen.request = None
         seen.last_used_s = now_s
-        if request.retain:
-            seen.expires_s = now_s + request.ttl_s if request.ttl_s is not None else None
+        if request.cache_policy.retain:
+            ttl_s = request.cache_policy.ttl_s
+            seen.expires_s = now_s + ttl_s if ttl_s is not None else None
         del seen.tokens[seen.frontier :]
         seen.cut_pages(seen.reusable)
         if seen.reusable < seen.anchored_tokens:

@@ -16,7 +16,7 @@ from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
 from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Head, Request
+from kvreg_service.core.request import CachePolicy, Head, Request
 
 MAX_CONTEXT = 512
 CONTEXT_PAGES = MAX_CONTEXT // 64
@@ -109,9 +109,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_token_ids=STOP_TOKENS,
             boundary=prompt.boundary,
             boundary_kind=CheckpointKind(kind),
-            retain=retain,
+            cache_policy=CachePolicy(retain=retain, **extra),
             heads=heads,
-            **extra,
         )
         if not 0 < request.prompt_tokens < MAX_CONTEXT:
             return None

@@ -33,7 +33,7 @@ class StepAudit:
                 assert pages.references(page) == 1, "a shared page is written"
                 assert pages.state(page) is PageState.ACTIVE, "a full page is written"
             request = self._mirror.requests[work.request_id]
-            if request.boundary is not None and request.retain:
+            if request.boundary is not None and request.cache_policy.retain:
                 assert not work.start < request.boundary < work.end, "it runs over the boundary"
 
     def _check_progress(self, plan: StepPlan) -> None:

@@ -193,11 +193,8 @@ class EngineDoor:
                 num_logprobs=NUM_LOGPROBS if options.is_controlled else None,
             ),
             stop=options.stop,
-            retain=options.retain,
             tenant=ask.tenant,
-            priority=options.priority,
-            ttl_s=options.ttl_s,
-            may_reuse=options.may_reuse,
+            cache_policy=options.cache_policy,
         )
 
 

@@ -117,7 +117,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def _body(ask: Ask, *, stream: bool = False) -> dict[str, Any]:
-    options = ask.options
+    options, policy = ask.options, ask.options.cache_policy
     first, *others = ask.messages
     if ask.is_marked:
         first = {**first, "cache_anchor": True}
@@ -128,10 +128,10 @@ def _body(ask: Ask, *, stream: bool = False) -> dict[str, Any]:
         "temperature": 0.0 if options.seed is None else 0.8,
         "seed": options.seed,
         "stop": list(options.stop) or None,
-        "retain_prefix": options.retain,
-        "reuse_prefix": options.may_reuse,
-        "cache_ttl_s": options.ttl_s,
-        "priority": options.priority,
+        "retain_prefix": policy.retain,
+        "reuse_prefix": policy.may_reuse,
+        "cache_ttl_s": policy.ttl_s,
+        "priority": policy.priority,
         "logprobs": options.is_controlled or None,
         "top_logprobs": NUM_LOGPROBS if options.is_controlled else None,
         "tools": ask.tools,

@@ -77,7 +77,7 @@ class Judge:
             self.find(f"cached and computed tokens do not add up: {outcome}", operation)
         if outcome.completion_tokens > ask.options.max_tokens:
             self.find(f"the answer is longer than its limit: {outcome}", operation)
-        if not ask.options.may_reuse and outcome.cached_tokens:
+        if not ask.options.cache_policy.may_reuse and outcome.cached_tokens:
             self.find(f"reused although it may not: {outcome}", operation)
         if any(text in outcome.text for text in ask.options.stop):
             self.find(f"the text holds its stop string: {outcome.text!r}", operation)

@@ -7,10 +7,12 @@ when it runs: ``pick`` chooses among the conversations or kept sequences that th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
 from typing import Literal
+
+from kvreg_service.core.request import CachePolicy
 
 TENANTS = ("blue", "green")
 LIMITED = TENANTS[1]
@@ -78,10 +80,7 @@ class Options:
     max_tokens: int = 32
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    retain: bool = True
-    may_reuse: bool = True
-    ttl_s: float | None = None
-    priority: int = 0
+    cache_policy: CachePolicy = field(default_factory=CachePolicy)
     is_controlled: bool = False
     """The answer is asked for once more at the end, when nothing is kept, and compared."""
 
@@ -124,10 +123,12 @@ def _draw_options(rng: Random, kind: Kind) -> Options:
         max_tokens=rng.choice((1, 4, 12, 32, 32, 32, 32, 2000)),
         seed=rng.choice((None, None, None, rng.randrange(1000))),
         stop=rng.choice(((), (), (), (".",), ("the", " is"))),
-        retain=rng.random() < 0.9,
-        may_reuse=rng.random() < 0.95,
-        ttl_s=rng.choice((None, None, None, None, 0.05, 1.0, 60.0)),
-        priority=rng.choice((0, 0, 0, 1, -1)),
+        cache_policy=CachePolicy(
+            retain=rng.random() < 0.9,
+            may_reuse=rng.random() < 0.95,
+            ttl_s=rng.choice((None, None, None, None, 0.05, 1.0, 60.0)),
+            priority=rng.choice((0, 0, 0, 1, -1)),
+        ),
         is_controlled=rng.random() < 0.25,
     )
     if kind in ABORTS:

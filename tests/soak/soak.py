@@ -23,6 +23,7 @@ from tests.soak.judge import Judge
 from tests.soak.operations import Operation, draw_operations, of_client
 
 from kvreg_service.chat.prompt.builder import PromptBuilder
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.engine.answer import Answer
 from kvreg_service.engine.build import LoadedModel, build_engine
@@ -50,6 +51,8 @@ OPTIONS = EngineOptions(
     queue_limit=4,
     queue_timeout_s=600.0,
 )
+
+COLD = CachePolicy(retain=False, may_reuse=False)
 
 OnProgress = Callable[[Operation], None]
 OpenDoor = Callable[[Engine, PromptBuilder], AbstractContextManager[Door]]
@@ -152,7 +155,7 @@ class Soak:
         others = [claim for claim in self._judge.claims if claim.doubt is None]
         chosen = Random(self._seed).sample(others, min(len(others), MAX_CONTROLS))
         for index, claim in enumerate([*doubtful, *chosen]):
-            options = replace(claim.ask.options, retain=False, may_reuse=False, is_controlled=True)
+            options = replace(claim.ask.options, cache_policy=COLD, is_controlled=True)
             ask = replace(claim.ask, name=f"control {index}", options=options)
             self._judge.confirm(claim, await door.ask(ask, claim.reply.prompt))
         return len(doubtful) + len(chosen)

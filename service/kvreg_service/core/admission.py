@@ -105,7 +105,7 @@ class AdmissionPlanner:
         idle = [lane for lane in self._lanes if not lane.is_busy]
         if not idle:
             return None
-        may_reuse = self._rules.prefix_reuse and request.may_reuse
+        may_reuse = self._rules.prefix_reuse and request.cache_policy.may_reuse
         resume = self._finder.find(request) if may_reuse else None
         plan = self._plan(request, idle, resume)
         if resume is not None and self._loses_pin(plan, resume):
@@ -115,7 +115,7 @@ class AdmissionPlanner:
     def _plan(self, request: Request, idle: list[Lane], resume: Resume | None) -> AdmissionPlan:
         lane, displacement = self._choose_lane(idle, resume)
         position = resume.position if resume else 0
-        capture_at = request.boundary if request.retain else None
+        capture_at = request.boundary if request.cache_policy.retain else None
         if capture_at is not None and not position < capture_at < request.prompt_tokens:
             capture_at = None
         if resume is not None and displacement is not None and capture_at is not None:
@@ -137,7 +137,7 @@ class AdmissionPlanner:
         """Whether a request that only borrows would leave nothing of a pinned sequence."""
         origin = resume.sequence
         return (
-            not plan.request.retain
+            not plan.request.cache_policy.retain
             and plan.fork_to is None
             and resume.anchor is None
             and origin.checkpoint is None
@@ -146,7 +146,8 @@ class AdmissionPlanner:
 
     def _heads(self, request: Request, position: int) -> tuple[Head, ...]:
         """Return the heads that are computed on the way and not kept yet."""
-        if not request.retain or not self._rules.prefix_reuse or not self._anchors.num_places:
+        retains = request.cache_policy.retain and self._rules.prefix_reuse
+        if not retains or not self._anchors.num_places:
             return ()
         heads = aligned(request.heads, after=position, before=request.prompt_tokens)
         return tuple(
@@ -279,7 +280,7 @@ class AdmissionPlanner:
             return None
         if not self._rules.policy.evicts_for_detach:
             return None
-        if capture_at is None and request.retain:
+        if capture_at is None and request.cache_policy.retain:
             return None
         origin = resume.sequence
         num_copies = len(origin.pages) - resume.position // PAGE_TOKENS

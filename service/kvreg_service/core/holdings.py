@@ -128,8 +128,8 @@ class Holdings:
         sequence = lane.require_sequence()
         run, lane.run = lane.run, None
         sequence.last_used_s = now_s
-        if run is not None and run.request.retain:
-            ttl_s = run.request.ttl_s
+        if run is not None and run.request.cache_policy.retain:
+            ttl_s = run.request.cache_policy.ttl_s
             sequence.expires_s = now_s + ttl_s if ttl_s is not None else None
         sequence.ledger.truncate(sequence.frontier)
         sequence.forget_anchor_beyond(sequence.reusable_tokens)

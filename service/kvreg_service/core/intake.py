@@ -58,8 +58,9 @@ class Intake:
 
     def retry_cold(self, request: Request, error: KvregError) -> None:
         """Queue a request again without reuse, at the head; the second time it fails."""
-        if request.may_reuse:
-            self._queue.put_back(replace(request, may_reuse=False))
+        if request.cache_policy.may_reuse:
+            cold = replace(request.cache_policy, may_reuse=False)
+            self._queue.put_back(replace(request, cache_policy=cold))
             self._holdings.events.append(ReuseFailed(request.request_id, error))
         else:
             self._holdings.events.append(Failed(request.request_id, error))

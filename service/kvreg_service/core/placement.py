@@ -76,7 +76,7 @@ class Placement:
             sequence = plan.resume.sequence
             self._wake(sequence, plan.resume.position)
         if fork is not None and plan.fork_to is not None:
-            if plan.request.retain:
+            if plan.request.cache_policy.retain:
                 fork.superseded_by = sequence.sequence_id
             else:
                 fork.last_used_s = now_s
@@ -88,8 +88,8 @@ class Placement:
         sequence.frontier = plan.cached_tokens
         sequence.has_current = True
         sequence.last_used_s = now_s
-        if plan.request.retain:
-            sequence.priority = plan.request.priority
+        if plan.request.cache_policy.retain:
+            sequence.priority = plan.request.cache_policy.priority
         lane.sequence = sequence
         lane.run = Run(
             request=plan.request,
@@ -98,17 +98,17 @@ class Placement:
             heads=plan.heads,
             promised_pages=promised_pages,
             touched_entries=_entries_written(plan),
-            stand_in=fork.sequence_id if fork and not plan.request.retain else None,
+            stand_in=fork.sequence_id if fork and not plan.request.cache_policy.retain else None,
         )
         self._announce(plan, sequence, now_s, gap_s)
         return moves + self._own_tail_page(sequence, now_s)
 
     def _note_heads(self, plan: AdmissionPlan) -> None:
         request, anchors = plan.request, self._holdings.anchors
-        if request.may_reuse:
+        if request.cache_policy.may_reuse:
             for head in plan.heads:
                 anchors.note_seen(request.prompt, head.num_tokens)
-        if request.retain:
+        if request.cache_policy.retain:
             for head in aligned(request.heads, after=0, before=request.prompt_tokens):
                 if head.is_marked:
                     anchors.mark(request.prompt, head.num_tokens)

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: tokens and limits, no text."""
+"""One request as the scheduler sees it: tokens, limits and its cache policy, no text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from kvreg_service.core.ids import RequestId
 from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """How one request may use the cache, as its client set it.
+
+    Without ``retain`` nothing of the request is kept when it ends. Without ``may_reuse`` the whole
+    prompt is computed, whatever is kept. ``priority`` and ``ttl_s`` go to the sequence that is
+    kept: the ``priority`` eviction policy evicts lower numbers first, and after ``ttl_s`` seconds
+    at rest the sequence expires; None means no limit.
+    """
+
+    retain: bool = True
+    may_reuse: bool = True
+    priority: int = 0
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,8 +42,7 @@ class Request:
     """Immutable from arrival to its terminal event.
 
     ``boundary`` is the token position whose state is worth keeping as the checkpoint, or None.
-    ``heads`` are worth an anchor, the shortest first. The finished sequence is kept for at most
-    ``ttl_s`` seconds.
+    ``heads`` are worth an anchor, the shortest first.
     """
 
     request_id: RequestId
@@ -37,10 +52,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     boundary: int | None = None
     boundary_kind: CheckpointKind = CheckpointKind.TURN
-    retain: bool = True
-    may_reuse: bool = True
-    priority: int = 0
-    ttl_s: float | None = None
+    cache_policy: CachePolicy = field(default_factory=CachePolicy)
     heads: tuple[Head, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
 

@@ -301,7 +301,7 @@ class Scheduler:
     def _end(self, lane: Lane, run: Run, event: Terminal, now_s: float) -> None:
         """End a run whose state is sound; its sequence is kept if it may be."""
         try:
-            if run.request.retain:
+            if run.request.cache_policy.retain:
                 self.holdings.rest(lane, now_s)
             else:
                 # It captured nothing, so the checkpoint is that of the sequence it borrowed.

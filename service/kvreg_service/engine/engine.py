@@ -266,6 +266,9 @@ class Engine:
         # where the user's next turn will need it. Where they do not, it has to move along.
         if boundary.round is not None and not self._parts.options.keep_current:
             position = boundary.round
+        policy = asked.cache_policy
+        if not self._parts.options.prefix_reuse:
+            policy = replace(policy, retain=False)
         room = self._scheduler.limits.max_context_tokens
         return Request(
             request_id=RequestId(asked.request_id),
@@ -275,10 +278,7 @@ class Engine:
             stop_token_ids=self._parts.tokenizer.eos_token_ids,
             boundary=position,
             boundary_kind=_boundary_kind(asked.prompt),
-            retain=asked.retain and self._parts.options.prefix_reuse,
-            may_reuse=asked.may_reuse,
-            priority=asked.priority,
-            ttl_s=asked.ttl_s,
+            cache_policy=policy,
             heads=asked.prompt.heads,
             sampling=asked.sampling,
         )

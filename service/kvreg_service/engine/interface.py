@@ -21,6 +21,7 @@ from kvreg_service.core.labels import (
     ReusePath,
 )
 from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ class GenerationRequest:
     """One answer that somebody waits for.
 
     ``max_tokens`` is at least 1, or None for as many as the context holds; the engine clamps it to
-    what the context holds. ``retain`` says whether the finished sequence may be kept for a next
-    turn, for at most ``ttl_s`` seconds when that is given. Without ``may_reuse`` the whole prompt
-    is computed, whatever is kept.
+    what the context holds.
     """
 
     request_id: str
@@ -42,11 +41,8 @@ class GenerationRequest:
     max_tokens: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
-    retain: bool = True
     tenant: str = DEFAULT_TENANT
-    priority: int = 0
-    ttl_s: float | None = None
-    may_reuse: bool = True
+    cache_policy: CachePolicy = field(default_factory=CachePolicy)
     trace_parent: str | None = None
     """The W3C ``traceparent`` header of the call, for whoever traces."""
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from kvreg_service.core.events import Event
 from kvreg_service.core.labels import Attach, CheckpointKind, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.request import CachePolicy
 
 _logger = logging.getLogger(__name__)
 
@@ -57,10 +58,7 @@ class RequestRecord:
     max_tokens: int
     boundary: int | None
     heads: tuple[int, ...]
-    retain: bool
-    may_reuse: bool
-    priority: int
-    ttl_s: float | None
+    cache_policy: CachePolicy
     admission: Admission | None
     arrived_at_s: float
     admitted_at_s: float | None

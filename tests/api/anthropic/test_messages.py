@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from kvreg_service.core.labels import Attach, FinishReason, ReusePath
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.testing.fake_engine import FakeEngine, Script
 from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
@@ -133,8 +134,8 @@ async def test_limits_and_retention_reach_the_engine(
     fields = {"stop_sequences": ["a", "b"], "retain_prefix": False, "priority": 3, "cache_ttl_s": 9}
     await client.post(URL, json=body | fields)
     (asked,) = engine.requests
-    assert (asked.max_tokens, asked.stop, asked.retain) == (100, ("a", "b"), False)
-    assert (asked.priority, asked.ttl_s) == (3, 9.0)
+    assert (asked.max_tokens, asked.stop) == (100, ("a", "b"))
+    assert asked.cache_policy == CachePolicy(retain=False, priority=3, ttl_s=9.0)
 
 
 async def test_sampling_fields_reach_the_engine(

@@ -225,7 +225,7 @@ def test_marks_of_the_anthropic_client_arrive(
     anthropic_client.messages.create(model=MODEL, max_tokens=5, **arguments)
     (conversation,) = prompt_builder.conversations
     assert (conversation.marked_messages, conversation.marks_tools) == ({0, 1}, True)
-    assert engine.requests[0].may_reuse is False
+    assert engine.requests[0].cache_policy.may_reuse is False
 
 
 def test_mark_of_the_openai_client_arrives(

@@ -44,7 +44,7 @@ async def test_reuse_can_be_declined(
     may_reuse: bool,
 ) -> None:
     assert (await client.post(url, json=body | fields)).status_code == 200
-    assert engine.requests[0].may_reuse is may_reuse
+    assert engine.requests[0].cache_policy.may_reuse is may_reuse
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -91,8 +91,8 @@ async def test_header_counts_where_the_body_says_nothing(
 ) -> None:
     response = await client.post(url, json=body | fields, headers=headers)
     assert response.status_code == 200
-    (asked,) = engine.requests
-    assert (asked.retain, asked.may_reuse, asked.ttl_s, asked.priority) == expected
+    (policy,) = (asked.cache_policy for asked in engine.requests)
+    assert (policy.retain, policy.may_reuse, policy.ttl_s, policy.priority) == expected
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -131,4 +131,4 @@ def test_client_can_send_headers_with_every_request(
 ) -> None:
     client = openai_client.with_options(default_headers={RETAIN: "false"})
     client.chat.completions.create(model="fake-model", messages=[{"role": "user", "content": "Hi"}])
-    assert engine.requests[0].retain is False
+    assert engine.requests[0].cache_policy.retain is False

@@ -10,6 +10,7 @@ import pytest
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import InvalidRequest
 from kvreg_service.core.labels import Attach, FinishReason, ReusePath
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.settings import Settings
 from kvreg_service.testing.fake_engine import FakeEngine, Script
@@ -170,14 +171,14 @@ async def test_retention_has_two_names(
     expected: bool,
 ) -> None:
     await client.post(URL, json=body | fields)
-    assert engine.requests[0].retain is expected
+    assert engine.requests[0].cache_policy.retain is expected
 
 
 async def test_priority_and_time_to_live_reach_the_engine(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     await client.post(URL, json=body | {"priority": 3, "cache_ttl_s": 60})
-    assert (engine.requests[0].priority, engine.requests[0].ttl_s) == (3, 60.0)
+    assert engine.requests[0].cache_policy == CachePolicy(priority=3, ttl_s=60.0)
 
 
 async def test_sampling_fields_reach_the_engine(

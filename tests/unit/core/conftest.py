@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import CachePolicy, Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
 from kvreg_service.core.slots import SlotLayout
@@ -108,12 +108,15 @@ class Core:
         **options: Any,
     ) -> Request:
         self._num_requests += 1
+        names = [one.name for one in fields(CachePolicy) if one.name in options]
+        policy = {name: options.pop(name) for name in names}
         return Request(
             request_id=RequestId(request_id or f"r{self._num_requests}"),
             prompt=TokenLedger(identity, prompt),
             max_tokens=max_tokens,
             arrival_s=self.now_s,
             boundary=boundary,
+            cache_policy=CachePolicy(**policy),
             **options,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.engine.observer import Admission, RequestRecord
 
 SECRET = "tenant-of-secrets"
@@ -24,10 +25,7 @@ FINISHED = RequestRecord(
     max_tokens=16,
     boundary=98,
     heads=(),
-    retain=True,
-    may_reuse=True,
-    priority=0,
-    ttl_s=None,
+    cache_policy=CachePolicy(),
     admission=Admission(
         lane_id=1,
         sequence_id=7,

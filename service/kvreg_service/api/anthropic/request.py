@@ -193,10 +193,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
             sampling=self.sampling(defaults),
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
-            retain=self.retains,
-            may_reuse=self.may_reuse,
-            priority=self.priority or 0,
-            ttl_s=self.cache_ttl_s,
+            cache_policy=self.cache_policy,
             parses_tool_calls=self.tool_choice is None or self.tool_choice.type != "none",
             is_streamed=bool(self.stream),
         )

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from kvreg_service.api.body.extension_headers import MAX_PRIORITY, MAX_TTL_S, ExtensionHeaders
 from kvreg_service.api.body.request_body import RequestBody, unsupported
 from kvreg_service.chat.conversation import Conversation
+from kvreg_service.core.request import CachePolicy
 
 # As many as Anthropic allows. Each one has the conversation up to it encoded once more.
 MAX_MARKS = 4
@@ -58,14 +59,14 @@ class ExtensionFields(RequestBody):
         return self
 
     @property
-    def may_reuse(self) -> bool:
-        """Whether the prompt may continue what is kept."""
-        return self.reuse_prefix is not False and self.cache_prompt is not False
-
-    @property
-    def retains(self) -> bool:
-        """Whether the finished sequence may be kept for a next turn."""
-        return self.retain_prefix is not False and not self.prompt_cache_read_only
+    def cache_policy(self) -> CachePolicy:
+        """How the request may use the cache."""
+        return CachePolicy(
+            retain=self.retain_prefix is not False and not self.prompt_cache_read_only,
+            may_reuse=self.reuse_prefix is not False and self.cache_prompt is not False,
+            priority=self.priority or 0,
+            ttl_s=self.cache_ttl_s,
+        )
 
     def completed_by(self, headers: ExtensionHeaders) -> Self:
         """Return the same body with what it leaves out taken from the headers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvreg_service.chat.conversation import Conversation
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.sampling_params import SamplingParams
 
 
@@ -12,18 +13,14 @@ from kvreg_service.core.sampling_params import SamplingParams
 class GenerationParams:
     """What either API reads from a checked body.
 
-    ``max_tokens`` is None for as many as the context holds, ``ttl_s`` is None for no limit.
-    Without ``may_reuse`` the whole prompt is computed. With ``parses_tool_calls`` tool calls are
-    parsed out of the generated text.
+    ``max_tokens`` is None for as many as the context holds. With ``parses_tool_calls`` tool calls
+    are parsed out of the generated text.
     """
 
     conversation: Conversation
     sampling: SamplingParams
     max_tokens: int | None
     stop: tuple[str, ...]
-    retain: bool
-    may_reuse: bool
-    priority: int
-    ttl_s: float | None
+    cache_policy: CachePolicy
     parses_tool_calls: bool
     is_streamed: bool

@@ -68,11 +68,8 @@ class ResponseSession:
                     max_tokens=params.max_tokens,
                     sampling=params.sampling,
                     stop=params.stop,
-                    retain=params.retain,
-                    may_reuse=params.may_reuse,
                     tenant=self._tenant,
-                    priority=params.priority,
-                    ttl_s=params.ttl_s,
+                    cache_policy=params.cache_policy,
                     trace_parent=self._trace_parent,
                 )
             )

@@ -219,10 +219,7 @@ class ChatRequest(SamplingFields, ExtensionFields):
             sampling=replace(self.sampling(defaults), num_logprobs=num_logprobs),
             max_tokens=self.token_limit,
             stop=self.stop_strings,
-            retain=self.retains,
-            may_reuse=self.may_reuse,
-            priority=self.priority or 0,
-            ttl_s=self.cache_ttl_s,
+            cache_policy=self.cache_policy,
             parses_tool_calls=self.tool_choice != "none",
             is_streamed=bool(self.stream),
         )

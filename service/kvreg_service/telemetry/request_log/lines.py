@@ -94,8 +94,8 @@ class LineFormat:
         return {"event": "end", "num_lines": num_lines, "num_lost_lines": num_lost_lines}
 
     def request(self, record: RequestRecord, examined: Examined, new: NewPrefixes) -> Fields:
-        """Return the fields of a finished request, without those that `line` adds."""
-        admission = record.admission
+        """Return the fields of a request that has ended, without those that `line` adds."""
+        admission, policy = record.admission, record.cache_policy
         return {
             "request_id": record.request_id,
             "tenant": self._hashes.tenant(record.tenant),
@@ -108,10 +108,10 @@ class LineFormat:
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": len(record.output_ids),
             "max_tokens": record.max_tokens,
-            "retain": record.retain,
-            "may_reuse": record.may_reuse,
-            "priority": record.priority,
-            "ttl_s": record.ttl_s,
+            "retain": policy.retain,
+            "may_reuse": policy.may_reuse,
+            "priority": policy.priority,
+            "ttl_s": policy.ttl_s,
             "lane": admission.lane_id if admission else None,
             "sequence": admission.sequence_id if admission else None,
             "reuse_path": admission.reuse_path if admission else None,

@@ -116,7 +116,7 @@ def _attributes(record: RequestRecord, model: str) -> Iterator[tuple[str, Value]
         yield "error.type", record.error_code
     yield "kvreg.outcome", record.outcome
     yield "kvreg.tail", record.tail
-    yield "kvreg.retain", record.retain
+    yield "kvreg.retain", record.cache_policy.retain
     if record.admission is not None:
         yield from _reuse(record, record.admission)
 

@@ -11,6 +11,7 @@ from typing import Any
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.labels import Attach, CurrentState, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.request import CachePolicy
 from kvreg_service.engine.observer import Admission, RequestRecord
 from kvreg_service.telemetry.request_log.lines import EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, LogLoss, RequestLog
@@ -52,10 +53,7 @@ _RECORD = RequestRecord(
     max_tokens=16,
     boundary=None,
     heads=(),
-    retain=True,
-    may_reuse=True,
-    priority=0,
-    ttl_s=None,
+    cache_policy=CachePolicy(),
     admission=ADMISSION,
     arrived_at_s=_ARRIVED_AT_S,
     admitted_at_s=_ARRIVED_AT_S + 0.25,
