@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from answer import Answer, Messages, decode_rate
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.request import Admission, CachePolicy
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface import Finished, GenerationRequest, Started, TextDelta
 from kvreg_service.engine.options import EngineOptions
@@ -23,23 +23,23 @@ class Stream:
     start_s: float
     token_times_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    started: Started | None = None
+    admission: Admission | None = None
     finished: Finished | None = None
 
     def answer(self) -> Answer:
         """Summarise a stream that has ended."""
-        assert self.started is not None, "a stream that has ended has started"
+        assert self.admission is not None, "a stream that has ended has started"
         assert self.finished is not None, "a stream is summarised when it has ended"
         timings = self.finished.timings
         num_tokens = self.finished.completion_tokens
         client_s = self.token_times_s[-1] - self.token_times_s[0]
         return Answer(
             text="".join(self.texts),
-            prompt_tokens=self.started.prompt_tokens,
-            computed_tokens=self.started.computed_tokens,
+            prompt_tokens=self.admission.prompt_tokens,
+            computed_tokens=self.admission.computed_tokens,
             completion_tokens=num_tokens,
             ttft_s=self.token_times_s[0] - self.start_s,
-            prefill_tokens_per_s=self.started.computed_tokens / timings.prefill_s,
+            prefill_tokens_per_s=self.admission.computed_tokens / timings.prefill_s,
             decode_tokens_per_s=decode_rate(num_tokens, timings.decode_s),
             client_decode_tokens_per_s=decode_rate(num_tokens, client_s),
         )
@@ -91,7 +91,7 @@ class InProcess:
         async for event in self._engine.generate(request):
             match event:
                 case Started():
-                    stream.started = event
+                    stream.admission = event.admission
                 case TextDelta():
                     stream.texts.append(event.text)
                     stream.token_times_s += [time.perf_counter()] * event.num_tokens

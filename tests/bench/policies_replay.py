@@ -168,15 +168,16 @@ class _Replay:
         outcome = self._outcome
         match event:
             case events.Admitted():
+                admission = event.admission
                 index = self._by_number[event.request_id]
-                outcome.prompt_tokens += event.prompt_tokens
-                outcome.hit_tokens += event.cached_tokens
-                outcome.saved_s += COST.prefill_seconds(event.cached_tokens)
-                outcome.anchor_hits += event.attach is Attach.ANCHOR
+                outcome.prompt_tokens += admission.prompt_tokens
+                outcome.hit_tokens += admission.cached_tokens
+                outcome.saved_s += COST.prefill_seconds(admission.cached_tokens)
+                outcome.anchor_hits += admission.attach is Attach.ANCHOR
                 if self._stream[index].kind.is_return:
                     best = self._opportunities[index].tokens
                     outcome.returns += 1
-                    outcome.returns_hit += event.cached_tokens >= best - _SLACK_TOKENS
+                    outcome.returns_hit += admission.cached_tokens >= best - _SLACK_TOKENS
             case events.Evicted():
                 outcome.evictions[event.reason] += 1
             case events.Finished():

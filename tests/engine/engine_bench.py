@@ -23,7 +23,7 @@ from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.identity import Epoch
 from kvreg_service.core.labels import CurrentState, Tail
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import Admission, Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
 from kvreg_service.core.step import StepPlan, StepResult, Work
@@ -114,7 +114,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Answer:
-    started: Started
+    admission: Admission
     finished: Finished
     text: str
     tokens: list[int]
@@ -185,19 +185,19 @@ class EngineBench:
         return self.request(self.prompts.build(Conversation(said)), **more)
 
     async def ask(self, request: GenerationRequest) -> Answer:
-        started = finished = None
+        admission = finished = None
         text = ""
         async for event in self.engine.generate(request):
             match event:
                 case Started():
-                    started = event
+                    admission = event.admission
                 case TextDelta():
                     text += event.text
                 case Finished():
                     finished = event
-        assert started is not None
+        assert admission is not None
         assert finished is not None
-        return Answer(started, finished, text, self.runner.tokens[request.request_id])
+        return Answer(admission, finished, text, self.runner.tokens[request.request_id])
 
     def run(self, *requests: GenerationRequest) -> list[Answer]:
         """Send requests one after the other from an event loop of its own."""

@@ -16,7 +16,7 @@ from engine_bench import TIMEOUT_S, Hold
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.budget import MemoryPlan
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.request import Admission, CachePolicy
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
@@ -43,7 +43,7 @@ class LoggedEngine:
         assert log is not None
         self.log = log
         self.engine, self.prompts = build_engine(options, loaded, (log,))
-        self.started: dict[str, Started] = {}
+        self.admissions: dict[str, Admission] = {}
         self._runner = self.engine._parts.runner
         self._execute = self._runner.execute
         self._before_step: Callable[[StepPlan], None] = lambda _: None
@@ -97,7 +97,7 @@ class LoggedEngine:
         events = self.engine.generate(request)
         async for event in events:
             if isinstance(event, Started):
-                self.started[request.request_id] = event
+                self.admissions[request.request_id] = event.admission
             if isinstance(event, TextDelta):
                 text += event.text
                 num_deltas += 1

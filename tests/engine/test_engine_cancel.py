@@ -97,7 +97,7 @@ def test_request_cancelled_in_prefill_leaves_what_it_computed(make_bench, ids):
     (again,) = bench.run(bench.request(prompt))
     (expected,) = cold.run(cold.request(prompt))
 
-    assert (again.started.cached_tokens, again.started.reuse_path) == (128, "append_frontier")
+    assert (again.admission.cached_tokens, again.admission.reuse_path) == (128, "append_frontier")
     assert again.tokens == expected.tokens
 
 
@@ -119,7 +119,7 @@ def test_session_cancelled_in_decode_goes_on_from_its_boundary(make_bench, ids):
     (answer,) = bench.run(bench.request(second))
     (expected,) = cold.run(cold.request(second))
 
-    assert answer.started.cached_tokens == 90
+    assert answer.admission.cached_tokens == 90
     assert answer.tokens == expected.tokens
 
 

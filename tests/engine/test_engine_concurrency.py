@@ -176,7 +176,7 @@ def test_two_turns_of_one_session_at_once_get_the_tokens_of_each_alone(
     prompts = [[*history, *ids(seed, 30)] for seed in (2, 2 if is_same else 3)]
     answers = bench.run_together(*(bench.request(token_prompt(p, 160)) for p in prompts))
 
-    assert max(answer.started.cached_tokens for answer in answers) > 0, "the precondition"
+    assert max(answer.admission.cached_tokens for answer in answers) > 0, "the precondition"
     alone = make_bench(entries=0, prefix_reuse=False)
     expected = alone.run(*(alone.request(token_prompt(prompt)) for prompt in prompts))
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]

@@ -56,7 +56,7 @@ def test_detached_and_attached_is_undisturbed(make_bench, session, side, exchang
     ours = session.go_on(bench, answer)
     theirs, their_state = _undisturbed(make_bench, session)
 
-    assert ours.started.attach == "registry", "the precondition of this test"
+    assert ours.admission.attach == "registry", "the precondition of this test"
     assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
     assert is_same_state(bench.state(0), their_state)
 
@@ -71,7 +71,7 @@ def test_attached_without_its_current_state_is_undisturbed_up_to_rounding(
     ours = session.go_on(bench, answer)
     theirs, _ = _undisturbed(make_bench, session)
 
-    assert ours.started.reuse_path == "restore_turn_checkpoint", "the precondition of this test"
+    assert ours.admission.reuse_path == "restore_turn_checkpoint", "the precondition of this test"
     assert ours.tokens == theirs.tokens
 
 

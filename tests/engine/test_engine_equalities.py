@@ -75,7 +75,7 @@ def test_reused_is_cold(make_bench, ids, boundary, has_side_request, is_append):
 
     (ours,), (theirs,) = (bench.run(bench.request(second)) for bench in (warm, cold))
 
-    assert ours.started.cached_tokens > 0, "the precondition of this test"
+    assert ours.admission.cached_tokens > 0, "the precondition of this test"
     assert ours.tokens == theirs.tokens
     _assert_same_final_state(warm, 0, cold, 0)
 

@@ -107,7 +107,7 @@ def test_failed_preparation_computes_its_request_from_nothing(
     (answer,) = bench.run(bench.request(side))
     (wanted,) = alone.run(alone.request(side))
 
-    assert answer.started.reuse_path == "full_reset"
+    assert answer.admission.reuse_path == "full_reset"
     assert answer.tokens == wanted.tokens
 
 
@@ -117,7 +117,7 @@ def test_failed_attach_of_a_session_answers_right(make_bench, session, expected,
     Broken(monkeypatch, bench.states, "swap").is_next = _always
     answer = _second_turn(bench, session)
 
-    assert (answer.started.reuse_path, answer.started.attach) == ("full_reset", "none")
+    assert (answer.admission.reuse_path, answer.admission.attach) == ("full_reset", "none")
     assert answer.tokens == expected
 
 
@@ -131,7 +131,7 @@ def test_session_is_right_after_a_failed_preparation(
     bench.run(bench.request(side))
     answer = _second_turn(bench, session)
 
-    assert answer.started.reuse_path == "full_reset"
+    assert answer.admission.reuse_path == "full_reset"
     assert answer.tokens == expected
 
 
@@ -157,7 +157,7 @@ def test_other_entries_survive_a_failed_preparation(
     bench.run(bench.request(side))
     answer = _second_turn(bench, session)
 
-    assert (answer.started.attach, answer.started.cached_tokens) == ("registry", BOUNDARY)
+    assert (answer.admission.attach, answer.admission.cached_tokens) == ("registry", BOUNDARY)
     assert answer.tokens == expected
 
 
@@ -171,7 +171,7 @@ def test_displaced_session_survives_a_failed_prefill(
     assert "prefilling" in _fails(bench, bench.request(side)).message
     answer = _second_turn(bench, session)
 
-    assert (answer.started.attach, answer.started.cached_tokens) == ("registry", BOUNDARY)
+    assert (answer.admission.attach, answer.admission.cached_tokens) == ("registry", BOUNDARY)
     assert answer.tokens == expected
 
 
@@ -184,7 +184,7 @@ def test_session_goes_back_to_its_boundary_when_its_own_prefill_fails(
     _fails(bench, bench.request(session[1]))
     answer = _second_turn(bench, session)
 
-    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.admission.cached_tokens == BOUNDARY
     assert answer.tokens == expected
 
 
@@ -196,7 +196,7 @@ def test_session_goes_back_to_its_boundary_when_decoding_fails(
     assert "decoding" in _fails(bench, bench.request(session[0])).message
     answer = _second_turn(bench, session)
 
-    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.admission.cached_tokens == BOUNDARY
     assert answer.tokens == expected
 
 
@@ -215,7 +215,7 @@ def test_session_goes_back_to_its_boundary_when_a_draw_fails(
     logits.is_next = False
     answer = _second_turn(bench, session)
 
-    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.admission.cached_tokens == BOUNDARY
     assert answer.tokens == expected
 
 
@@ -298,5 +298,5 @@ def test_failed_decode_batch_fails_all_of_it_and_the_engine_goes_on(
     answer = _second_turn(bench, session)
 
     assert [type(outcome) for outcome in outcomes] == [RequestFailed, RequestFailed]
-    assert answer.started.cached_tokens == BOUNDARY
+    assert answer.admission.cached_tokens == BOUNDARY
     assert answer.tokens == expected

@@ -34,7 +34,7 @@ def test_session_goes_on_from_its_fork(make_bench, ids, first_length, keep_curre
     second = token_prompt([*first[:BOUNDARY], *ids(3, 30)])
     (ours,) = bench.run(bench.request(second))
 
-    assert (ours.started.attach, ours.started.cached_tokens) == ("registry", BOUNDARY)
+    assert (ours.admission.attach, ours.admission.cached_tokens) == ("registry", BOUNDARY)
     _assert_as_cold(make_bench, bench, second, ours)
 
 
@@ -48,7 +48,7 @@ def test_session_appends_to_the_frontier_of_its_fork(make_bench, ids):
     going_on = token_prompt([*first, *answer.tokens, 7])
     (ours,) = bench.run(bench.request(going_on))
 
-    assert ours.started.reuse_path == "append_frontier"
+    assert ours.admission.reuse_path == "append_frontier"
     _assert_as_cold(make_bench, bench, going_on, ours)
 
 
@@ -63,5 +63,5 @@ def test_branch_that_was_left_is_intact_after_the_other_went_on(make_bench, ids)
     going_on = token_prompt([*trunk, 9], len(trunk))
     (ours,) = bench.run(bench.request(going_on))
 
-    assert ours.started.cached_tokens == len(trunk)
+    assert ours.admission.cached_tokens == len(trunk)
     _assert_as_cold(make_bench, bench, going_on, ours)

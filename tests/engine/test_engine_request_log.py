@@ -25,7 +25,7 @@ class Played:
     """The script's log, and what its clients were told."""
 
     def __init__(self, logged: LoggedEngine, path: Path) -> None:
-        self.started = logged.started
+        self.admissions = logged.admissions
         self.text = path.read_text()
         self.lines = read_lines(path)
         self.requests = [line for line in self.lines if line["kind"] == "request"]
@@ -85,11 +85,11 @@ def test_each_request_has_one_line_that_says_what_its_client_was_told(played: Pl
     told = {
         line["request_id"]: (line["prompt_tokens"], line["cached_tokens"], line["reuse_path"])
         for line in played.requests
-        if line["request_id"] in played.started
+        if line["request_id"] in played.admissions
     }
     assert told == {
         request_id: (one.prompt_tokens, one.cached_tokens, one.reuse_path)
-        for request_id, one in played.started.items()
+        for request_id, one in played.admissions.items()
     }
 
 

@@ -78,7 +78,7 @@ def test_dropping_an_entry_while_a_step_runs_leaves_its_events_alone(make_bench,
         hold.release()
         return await running
 
-    assert bench.within_limit(scenario()).started.prompt_tokens == 40
+    assert bench.within_limit(scenario()).admission.prompt_tokens == 40
     bench.check_at_rest()
 
 

@@ -107,7 +107,7 @@ def test_facts_survive_side_requests(make_bench, reference, seed, keep_current):
         _interrupt(bench, told, index)
         answers.append(chat.say(question))
 
-    assert all(answer.started.attach == "registry" for answer in answers)
+    assert all(answer.admission.attach == "registry" for answer in answers)
     assert _is_right([answer.text for answer in answers], told)
 
 
@@ -125,7 +125,7 @@ def test_answers_are_wrong_when_another_sessions_pages_are_swapped_in(make_bench
         for page, foreign in zip(ours, theirs, strict=False):
             bench.pages.copy_page(foreign, page)
         answer = chat.say(told.questions[0])
-        assert answer.started.attach == "registry"
+        assert answer.admission.attach == "registry"
         num_wrong += told.values[0] not in answer.text
 
     # A guess may be right by chance.

@@ -84,7 +84,7 @@ def logits_of_second_turn(request, make_bench, ids, monkeypatch):
             layout = bench.scheduler.limits.layout
             damage(bench, layout.entry_checkpoint(EntryId(0)))
         (answer,) = bench.run(second)
-        assert answer.started.attach == "registry"
+        assert answer.admission.attach == "registry"
         return seen.logits
 
     _echo = ("assistant", "Yes, I will keep it in mind.")

@@ -9,6 +9,7 @@ import pytest
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import PromptBuilder
+from kvreg_service.core.request import Admission
 from kvreg_service.demo.profile import KEEP, NO_ENTRY
 from kvreg_service.demo.run import BASE_OPTIONS
 from kvreg_service.engine.build import LoadedModel, build_engine
@@ -31,15 +32,15 @@ class Server:
 
     def ask(
         self, messages: Sequence[tuple[str, str]], *, is_continued: bool = False
-    ) -> tuple[Started, str]:
+    ) -> tuple[Admission, str]:
         said = [{"role": role, "content": text} for role, text in messages]
         prompt = self._builder.build(Conversation(said, continue_final_message=is_continued))
 
-        async def answer() -> tuple[Started, str]:
+        async def answer() -> tuple[Admission, str]:
             events = [e async for e in self._engine.generate(GenerationRequest("r", prompt, 32))]
             text = "".join(event.text for event in events if isinstance(event, TextDelta))
             assert isinstance(events[0], Started)
-            return events[0], text
+            return events[0].admission, text
 
         return asyncio.run(answer())
 
@@ -52,24 +53,24 @@ def server(request: pytest.FixtureRequest, loaded: LoadedModel) -> Iterator[Serv
 
 
 def test_first_request_is_a_full_reset(server: Server) -> None:
-    started, _ = server.ask(_OPENING)
+    admission, _ = server.ask(_OPENING)
 
-    assert (started.reuse_path, started.cached_tokens) == ("full_reset", 0)
+    assert (admission.reuse_path, admission.cached_tokens) == ("full_reset", 0)
 
 
 def test_next_turn_restores_the_turn_checkpoint(server: Server) -> None:
     _, text = server.ask(_OPENING)
     next_turn = [*_OPENING, ("assistant", text), ("user", "What is my locker code?")]
-    started, _ = server.ask(next_turn)
+    admission, _ = server.ask(next_turn)
 
-    assert started.reuse_path == "restore_turn_checkpoint"
+    assert admission.reuse_path == "restore_turn_checkpoint"
 
 
 def test_assistant_tail_appends_to_the_frontier(server: Server) -> None:
     _, text = server.ask(_OPENING)
-    started, _ = server.ask([*_OPENING, ("assistant", text)])
+    admission, _ = server.ask([*_OPENING, ("assistant", text)])
 
-    assert started.reuse_path == "append_frontier"
+    assert admission.reuse_path == "append_frontier"
 
 
 def test_continuing_the_same_beginning_again_restores_the_response_checkpoint(

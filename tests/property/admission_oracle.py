@@ -13,21 +13,21 @@ from seen import Seen
 
 from kvreg_service.core import events
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import Admission, Request
 
 
 @dataclass(frozen=True)
 class _Change:
     """An admission, and what it goes on from."""
 
-    admitted: events.Admitted
+    admission: Admission
     request: Request
     origin: Seen | None
 
     @property
     def captures(self) -> bool:
         boundary = self.request.boundary
-        cached, prompt = self.admitted.cached_tokens, self.request.prompt_tokens
+        cached, prompt = self.admission.cached_tokens, self.request.prompt_tokens
         return (
             self.request.cache_policy.retain and boundary is not None and cached < boundary < prompt
         )
@@ -75,36 +75,37 @@ def check_admission(
     if index is None:
         assert not any(isinstance(e, events.Detached | events.Forked) for e in happened)
         return
-    admitted = happened[index]
-    assert isinstance(admitted, events.Admitted)
-    request = mirror.requests[admitted.request_id]
+    event = happened[index]
+    assert isinstance(event, events.Admitted)
+    admission = event.admission
+    request = mirror.requests[event.request_id]
     kept = mirror.kept()
-    origin = _check_reuse(admitted, kept, request, now_s)
+    origin = _check_reuse(admission, kept, request, now_s)
     ranking = Ranking(mirror, profile, now_s)
     before = happened[:index]
-    change = _Change(admitted, request, origin)
+    change = _Change(admission, request, origin)
     taken = _check_displacement(mirror, profile, ranking, change, before, now_s)
     _check_fork(mirror, profile, ranking, change, taken, before, num_free_pages)
 
 
 def _check_reuse(
-    admitted: events.Admitted, kept: list[Seen], request: Request, now_s: float
+    admission: Admission, kept: list[Seen], request: Request, now_s: float
 ) -> Seen | None:
     best, found = longest_reuse(kept, request)
-    if best and not admitted.cached_tokens:
+    if best and not admission.cached_tokens:
         origins = [seen for seen in kept if seen.sequence_id in found]
         is_frail = [seen.is_pinned(now_s) and seen.checkpoint is None for seen in origins]
         assert not request.cache_policy.retain, "only who borrows leaves a pinned sequence alone"
         assert any(is_frail)
         best = 0
-    assert admitted.cached_tokens == best, (admitted, found)
-    assert admitted.prompt_tokens == request.prompt_tokens
+    assert admission.cached_tokens == best, (admission, found)
+    assert admission.prompt_tokens == request.prompt_tokens
     if best == 0:
-        assert admitted.reuse_path == "full_reset"
-        assert admitted.attach == "none"
+        assert admission.reuse_path == "full_reset"
+        assert admission.attach == "none"
         tenant = request.prompt.identity.tenant
         shared = [_common(request, seen) for seen in kept if seen.tenant == tenant]
-        assert admitted.diverged_at == max(shared, default=None)
+        assert admission.diverged_at == max(shared, default=None)
         return None
     can_append = any("append" in kinds for kinds in found.values())
     kept_there = [seen for seen in kept if seen.sequence_id in found]
@@ -115,16 +116,16 @@ def _check_reuse(
     # What is on a lane is used where it is, and an anchor only where nothing else is.
     choice = on_lanes or in_entries or kept_there
     attach = "none" if on_lanes else "registry" if in_entries else "anchor"
-    assert admitted.attach == attach
+    assert admission.attach == attach
     if attach == "anchor":
         (origin,) = choice
-        assert admitted.sequence_id not in {seen.sequence_id for seen in kept}
-        assert admitted.reuse_path == "restore_anchor"
+        assert admission.sequence_id not in {seen.sequence_id for seen in kept}
+        assert admission.reuse_path == "restore_anchor"
         return origin
-    (origin,) = (seen for seen in choice if seen.sequence_id == admitted.sequence_id)
+    (origin,) = (seen for seen in choice if seen.sequence_id == admission.sequence_id)
     ways = found[origin.sequence_id]
     path = "append_frontier" if can_append else f"{ways[0]}_checkpoint"
-    assert admitted.reuse_path == path
+    assert admission.reuse_path == path
     return origin
 
 
@@ -146,15 +147,15 @@ def _check_displacement(
     now_s: float,
 ) -> int | None:
     """Return the entry that a displaced sequence took."""
-    admitted, origin = change.admitted, change.origin
+    admission, origin = change.admission, change.origin
     busy = {seen.lane for seen in mirror.running()}
     at_rest = {seen.lane: seen for seen in mirror.kept() if seen.lane is not None}
-    assert admitted.lane not in busy
-    displaced = at_rest.get(admitted.lane)
+    assert admission.lane not in busy
+    displaced = at_rest.get(admission.lane)
     detached = [(e.sequence_id, e.entry) for e in before if isinstance(e, events.Detached)]
     dropped = [e.sequence_id for e in _evictions(before, EvictionReason.DISPLACED)]
     if origin is not None and origin.lane is not None:
-        assert admitted.lane == origin.lane, "a sequence on a lane is continued there"
+        assert admission.lane == origin.lane, "a sequence on a lane is continued there"
         displaced = None
     if displaced is None:
         assert not detached
@@ -256,7 +257,7 @@ def _check_fork(
         assert not is_at_quota or [seen.tenant for seen in victims] == [origin.tenant]
         return
     assert not evicted
-    has_pages = len(origin.pages) - change.admitted.cached_tokens // 64 <= num_free_pages
+    has_pages = len(origin.pages) - change.admission.cached_tokens // 64 <= num_free_pages
     entries = {seen.entry for seen in mirror.kept() if seen.entry is not None}
     has_room = bool(set(range(profile.entries)) - entries - {taken}) or (
         origin.entry is not None and origin.entry != taken

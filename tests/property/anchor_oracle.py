@@ -28,7 +28,7 @@ class AnchorOracle:
         for event in happened:
             if isinstance(event, events.Admitted):
                 request = self._mirror.requests[event.request_id]
-                heads = self._heads_on_the_way(request, event.cached_tokens)
+                heads = self._heads_on_the_way(request, event.admission.cached_tokens)
                 self._heads[event.request_id] = heads
                 for end in heads if request.cache_policy.may_reuse else ():
                     key = request.tenant, tuple(request.prompt.tokens[:end])

@@ -15,7 +15,7 @@ from seen import Seen
 from kvreg_service.core import events
 from kvreg_service.core.labels import Attach, EvictionReason
 from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import Admission, Request
 from kvreg_service.core.step import StepPlan, StepResult
 
 
@@ -243,36 +243,36 @@ class Mirror:
         self._new_fork.cut_pages(self._new_fork.reusable)
 
     def _admitted(self, event: events.Admitted, now_s: float) -> None:
-        request = self.requests[event.request_id]
+        request, admission = self.requests[event.request_id], event.admission
         self.queue.remove(event.request_id)
-        self.cached[event.request_id] = event.cached_tokens
-        seen = self.sequences.get(event.sequence_id)
+        self.cached[event.request_id] = admission.cached_tokens
+        seen = self.sequences.get(admission.sequence_id)
         if seen is None:
-            seen = self._begun(event, request, now_s)
+            seen = self._begun(admission, request, now_s)
         else:
             seen.num_hits += 1
-            if event.cached_tokens < seen.anchored_tokens:
+            if admission.cached_tokens < seen.anchored_tokens:
                 seen.anchored_by, seen.anchored_tokens = None, 0
         seen.tokens = list(request.prompt.tokens)
-        seen.frontier = event.cached_tokens
-        seen.cut_pages(event.cached_tokens)
+        seen.frontier = admission.cached_tokens
+        seen.cut_pages(admission.cached_tokens)
         seen.has_current = True
         seen.is_lent = False
         seen.last_used_s = now_s
         if request.cache_policy.retain:
             seen.priority = request.cache_policy.priority
             self._mark_anchors(request)
-        seen.lane, seen.entry = event.lane, None
+        seen.lane, seen.entry = admission.lane, None
         seen.request = request
         seen.superseded_by = None
         self._note_fork(seen, request, now_s)
         self._without_own_tail = seen
         self._changed_tenant = seen.tenant
 
-    def _begun(self, event: events.Admitted, request: Request, now_s: float) -> Seen:
+    def _begun(self, admission: Admission, request: Request, now_s: float) -> Seen:
         """A new sequence, which has nothing but what an anchor gives it."""
-        seen = self.sequences[event.sequence_id] = Seen(
-            sequence_id=event.sequence_id,
+        seen = self.sequences[admission.sequence_id] = Seen(
+            sequence_id=admission.sequence_id,
             tenant=request.tenant,
             tokens=[],
             frontier=0,
@@ -286,16 +286,17 @@ class Mirror:
             entry=None,
             request=None,
             superseded_by=None,
-            family=event.sequence_id,
+            family=admission.sequence_id,
         )
-        assert (event.attach is Attach.ANCHOR) == (event.cached_tokens > 0), "reuse of the unknown"
-        if event.attach is Attach.ANCHOR:
-            head = list(request.prompt.tokens[: event.cached_tokens])
+        is_anchored = admission.attach is Attach.ANCHOR
+        assert is_anchored == (admission.cached_tokens > 0), "reuse of the unknown"
+        if is_anchored:
+            head = list(request.prompt.tokens[: admission.cached_tokens])
             (anchor,) = (
                 one for one in self.anchors() if (one.tenant, one.tokens) == (request.tenant, head)
             )
             seen.pages = list(anchor.pages)
-            seen.anchored_by, seen.anchored_tokens = anchor.sequence_id, event.cached_tokens
+            seen.anchored_by, seen.anchored_tokens = anchor.sequence_id, admission.cached_tokens
             anchor.num_hits += 1
             anchor.last_used_s = now_s
         return seen

@@ -15,6 +15,7 @@ from tests.soak.operations import Options, Stage
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.errors import KvregError
+from kvreg_service.core.request import Admission
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.interface import (
     EngineProtocol,
@@ -102,17 +103,17 @@ class EngineDoor:
 
     async def ask(self, ask: Ask, prompt: ChatPrompt | None = None) -> Reply | Refusal:
         """Send a request, of ``prompt`` if it is given, and read its answer to the end."""
-        started: Started | None = None
+        admission: Admission | None = None
         try:
             request = self._request(ask, prompt or self._prompt(ask))
             text, num_tokens, reports = "", 0, []
             finished: Finished | None = None
             async for event in self._engine.generate(request):
-                if finished is not None or isinstance(event, Started) is (started is not None):
+                if finished is not None or isinstance(event, Started) is (admission is not None):
                     raise BrokenStream(f"{ask.name}: {event} out of order")
                 match event:
                     case Started():
-                        started = event
+                        admission = event.admission
                     case TextDelta():
                         text += event.text
                         num_tokens += event.num_tokens
@@ -121,17 +122,17 @@ class EngineDoor:
                         finished = event
         except KvregError as error:
             return Refusal(error.code, error.message, _was_accepted(error))
-        if started is None or finished is None:
+        if admission is None or finished is None:
             raise BrokenStream(f"{ask.name} ended without its first or last event")
         if num_tokens != finished.completion_tokens:
             raise BrokenStream(f"{ask.name}: {num_tokens} tokens came, {finished} says otherwise")
         return Reply(
             text=text,
-            prompt_tokens=started.prompt_tokens,
-            cached_tokens=started.cached_tokens,
-            computed_tokens=started.computed_tokens,
+            prompt_tokens=admission.prompt_tokens,
+            cached_tokens=admission.cached_tokens,
+            computed_tokens=admission.computed_tokens,
             completion_tokens=finished.completion_tokens,
-            path=started.reuse_path,
+            path=admission.reuse_path,
             prompt=request.prompt,
             reports=tuple(reports),
         )

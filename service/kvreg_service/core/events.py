@@ -8,13 +8,13 @@ from typing import ClassVar
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.core.labels import (
-    Attach,
     CheckpointKind,
     EvictionReason,
     FinishReason,
     Outcome,
     ReusePath,
 )
+from kvreg_service.core.request import Admission
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,7 @@ class Admitted(Event):
     """A request left the queue for a lane."""
 
     request_id: RequestId
-    sequence_id: SequenceId
-    lane: LaneId
-    prompt_tokens: int
-    cached_tokens: int
-    reuse_path: ReusePath
-    attach: Attach
-    queue_s: float
-    diverged_at: int | None
-    """On a full reset: the longest prefix in tokens that any kept sequence shares; None when
-    nothing was kept."""
-    regret_tokens: int
-    """Tokens computed again only because the sequence's current state was dropped."""
-    gap_s: float | None = None
-    """How long the reused sequence was at rest; None when nothing was reused."""
+    admission: Admission
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ class Run:
     """A request on its lane, from admission to its terminal event."""
 
     request: Request
-    cached_tokens: int
     capture_at: int | None
     promised_pages: int
     heads: tuple[Head, ...] = ()

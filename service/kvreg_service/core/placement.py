@@ -14,7 +14,7 @@ from kvreg_service.core.holdings import Holdings
 from kvreg_service.core.ids import PAGE_TOKENS, EntryId, LaneId, pages_for
 from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.lane import Lane, Run
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import Admission, Request
 from kvreg_service.core.reuse import Resume
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.shares import Shares
@@ -93,7 +93,6 @@ class Placement:
         lane.sequence = sequence
         lane.run = Run(
             request=plan.request,
-            cached_tokens=plan.cached_tokens,
             capture_at=plan.capture_at,
             heads=plan.heads,
             promised_pages=promised_pages,
@@ -139,22 +138,20 @@ class Placement:
         self, plan: AdmissionPlan, sequence: Sequence, now_s: float, gap_s: float | None
     ) -> None:
         events = self._holdings.events
-        events.append(
-            Admitted(
-                request_id=plan.request.request_id,
-                sequence_id=sequence.sequence_id,
-                lane=plan.lane,
-                prompt_tokens=plan.request.prompt_tokens,
-                cached_tokens=plan.cached_tokens,
-                reuse_path=plan.reuse_path,
-                attach=plan.attach,
-                # The caller's clock was read before the request came, if it came just now.
-                queue_s=max(0.0, now_s - plan.request.arrival_s),
-                diverged_at=plan.diverged_at,
-                regret_tokens=plan.regret_tokens,
-                gap_s=gap_s,
-            )
+        admission = Admission(
+            lane=plan.lane,
+            sequence_id=sequence.sequence_id,
+            prompt_tokens=plan.request.prompt_tokens,
+            cached_tokens=plan.cached_tokens,
+            reuse_path=plan.reuse_path,
+            attach=plan.attach,
+            # The caller's clock was read before the request came, if it came just now.
+            queue_s=max(0.0, now_s - plan.request.arrival_s),
+            gap_s=gap_s,
+            diverged_at=plan.diverged_at,
+            regret_tokens=plan.regret_tokens,
         )
+        events.append(Admitted(plan.request.request_id, admission))
         if plan.resume is not None and plan.resume.entry is not None:
             events.append(
                 Attached(

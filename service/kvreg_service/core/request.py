@@ -1,11 +1,11 @@
-"""One request as the scheduler sees it: tokens, limits and its cache policy, no text."""
+"""One request as the scheduler sees it, and how it was admitted: tokens and limits, no text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvreg_service.core.ids import RequestId
-from kvreg_service.core.labels import CheckpointKind
+from kvreg_service.core.ids import LaneId, RequestId, SequenceId
+from kvreg_service.core.labels import Attach, CheckpointKind, ReusePath
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.sampling_params import SamplingParams
 
@@ -65,3 +65,30 @@ class Request:
     def tenant(self) -> str:
         """Whose request it is."""
         return self.prompt.identity.tenant
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How a request got its lane, and what it reuses there.
+
+    ``diverged_at`` is set on a full reset: the longest prefix, in tokens, that any kept sequence
+    shares with the prompt; None when nothing was kept. ``regret_tokens`` are computed again only
+    because the current state of the reused sequence was dropped. ``gap_s`` is how long the reused
+    sequence was at rest; None when nothing was reused.
+    """
+
+    lane: LaneId
+    sequence_id: SequenceId
+    prompt_tokens: int
+    cached_tokens: int
+    reuse_path: ReusePath
+    attach: Attach
+    queue_s: float
+    gap_s: float | None = None
+    diverged_at: int | None = None
+    regret_tokens: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that are computed: those that are not cached."""
+        return self.prompt_tokens - self.cached_tokens

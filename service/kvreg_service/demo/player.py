@@ -12,6 +12,7 @@ from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.labels import Attach, ReusePath
+from kvreg_service.core.request import Admission
 from kvreg_service.demo.story import AnswerTo, Message, Step, Story
 from kvreg_service.engine.interface import (
     EngineProtocol,
@@ -64,26 +65,26 @@ def _as_sent(message: Message, answers: dict[str, str]) -> dict[str, str]:
 
 
 async def _ask(step: Step, engine: EngineProtocol, request: GenerationRequest) -> Row:
-    started: Started | None = None
+    admission: Admission | None = None
     finished: Finished | None = None
     text = ""
     async for event in engine.generate(request):
         match event:
             case Started():
-                started = event
+                admission = event.admission
             case TextDelta():
                 text += event.text
             case Finished():
                 finished = event
-    if started is None or finished is None:
+    if admission is None or finished is None:
         raise InvariantBroken(f"request {request.request_id} ended without its first or last event")
     return Row(
         step=step.name,
-        prompt_tokens=started.prompt_tokens,
-        cached_tokens=started.cached_tokens,
-        computed_tokens=started.computed_tokens,
-        path=started.reuse_path,
-        attach=started.attach,
+        prompt_tokens=admission.prompt_tokens,
+        cached_tokens=admission.cached_tokens,
+        computed_tokens=admission.computed_tokens,
+        path=admission.reuse_path,
+        attach=admission.attach,
         ttft_s=finished.timings.ttft_s,
         completion_tokens=finished.completion_tokens,
         text=text,

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.request import Request
+from kvreg_service.core.request import Admission, Request
 from kvreg_service.core.sampling_params import TokenLogprobs
 from kvreg_service.engine.delivery import Delivery
 from kvreg_service.engine.interface import (
@@ -27,24 +27,11 @@ from kvreg_service.engine.interface import (
     Timings,
     TokenReport,
 )
-from kvreg_service.engine.observer import Admission, RequestRecord
+from kvreg_service.engine.observer import RequestRecord
 
 _logger = logging.getLogger(__name__)
 
 AnswerEvent = GenerationEvent | KvregError
-
-
-def _admission(admitted: events.Admitted) -> Admission:
-    return Admission(
-        lane_id=admitted.lane,
-        sequence_id=admitted.sequence_id,
-        reuse_path=admitted.reuse_path,
-        attach=admitted.attach,
-        cached_tokens=admitted.cached_tokens,
-        gap_s=admitted.gap_s,
-        diverged_at=admitted.diverged_at,
-        regret_tokens=admitted.regret_tokens,
-    )
 
 
 class Answer:
@@ -72,15 +59,11 @@ class Answer:
         self._last_token_s: float | None = None
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[AnswerEvent] = asyncio.Queue()
-        self._admitted: events.Admitted | None = None
+        self.admission: Admission | None = None
+        """How the request got its lane; None while it has none."""
         self._admitted_s = 0.0
         self._attach_s = 0.0
         self._first_token_s: float | None = None
-
-    @property
-    def admitted(self) -> events.Admitted | None:
-        """How it came onto its lane; None while it has none."""
-        return self._admitted
 
     async def stream(self) -> AsyncIterator[GenerationEvent]:
         """Yield the events as they come, up to and with the last one.
@@ -96,11 +79,11 @@ class Answer:
             if isinstance(event, Finished):
                 return
 
-    def admit(self, event: events.Admitted, attach_s: float) -> None:
+    def admit(self, admission: Admission, attach_s: float) -> None:
         """Note where the request runs; the reader hears of it with the first token."""
-        self._admitted = event
+        self.admission = admission
         # The event arrives with the step's end; the clock of the prefill started with the plan.
-        self._admitted_s = self.request.arrival_s + event.queue_s
+        self._admitted_s = self.request.arrival_s + admission.queue_s
         self._attach_s = attach_s
 
     def read_token(self, token: int, logprobs: TokenLogprobs | None = None) -> bool:
@@ -123,21 +106,9 @@ class Answer:
         self._num_pending_tokens += 1
         now_s, last_s = time.monotonic(), self._last_token_s
         self._last_token_s = now_s
-        if self._first_token_s is None and self._admitted is not None:
+        if self._first_token_s is None and self.admission is not None:
             self._first_token_s = now_s
-            admitted = self._admitted
-            self._send(
-                Started(
-                    prompt_tokens=admitted.prompt_tokens,
-                    cached_tokens=admitted.cached_tokens,
-                    computed_tokens=admitted.prompt_tokens - admitted.cached_tokens,
-                    reuse_path=admitted.reuse_path,
-                    attach=admitted.attach,
-                    queue_s=admitted.queue_s,
-                    diverged_at=admitted.diverged_at,
-                    regret_tokens=admitted.regret_tokens,
-                )
-            )
+            self._send(Started(self.admission))
         return now_s - last_s if last_s is not None else None
 
     def send_text(self) -> None:
@@ -179,8 +150,8 @@ class Answer:
 
     def record(self, end: events.Terminal) -> RequestRecord:
         """Return what is to be told of the request once it has ended."""
-        asked, request, admitted = self.asked, self.request, self._admitted
-        admitted_s = self._admitted_s if admitted is not None else None
+        asked, request = self.asked, self.request
+        admitted_s = self._admitted_s if self.admission is not None else None
         return RequestRecord(
             request_id=request.request_id,
             tenant=asked.tenant,
@@ -195,7 +166,7 @@ class Answer:
             boundary=request.boundary,
             heads=tuple(head.num_tokens for head in request.heads),
             cache_policy=request.cache_policy,
-            admission=_admission(admitted) if admitted is not None else None,
+            admission=self.admission,
             arrived_at_s=request.arrival_s,
             admitted_at_s=admitted_s,
             prepared_at_s=admitted_s + self._attach_s if admitted_s is not None else None,

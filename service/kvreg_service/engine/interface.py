@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvreg_service.core.identity import DEFAULT_TENANT
 from kvreg_service.core.labels import (
-    Attach,
     CurrentState,
     EntryState,
     EvictionReason,
@@ -21,7 +20,7 @@ from kvreg_service.core.labels import (
     ReusePath,
 )
 from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.request import Admission, CachePolicy
 from kvreg_service.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,21 +48,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Started:
-    """The first event: the prompt is computed and the first token is about to follow.
+    """The first event: the prompt is computed and the first token is about to follow."""
 
-    ``prompt_tokens`` is always the sum of ``cached_tokens`` and ``computed_tokens``.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    reuse_path: ReusePath
-    attach: Attach
-    queue_s: float
-    diverged_at: int | None = None
-    """On a full reset: the longest prefix, in tokens, that any kept sequence shares."""
-    regret_tokens: int = 0
-    """Tokens computed again only because the kept sequence's current state was dropped."""
+    admission: Admission
 
 
 @dataclass(frozen=True)

@@ -12,25 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvreg_service.core.events import Event
-from kvreg_service.core.labels import Attach, CheckpointKind, FinishReason, Outcome, ReusePath, Tail
+from kvreg_service.core.labels import CheckpointKind, FinishReason, Outcome, Tail
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.request import Admission, CachePolicy
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Admission:
-    """How a request came onto its lane. ``gap_s`` is how long what it continues was at rest."""
-
-    lane_id: int
-    sequence_id: int
-    reuse_path: ReusePath
-    attach: Attach
-    cached_tokens: int
-    gap_s: float | None
-    diverged_at: int | None
-    regret_tokens: int
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Publisher:
             match event:
                 case events.Admitted():
                     attach_s = result.prepare_s if plan and result else 0.0
-                    self.answers[event.request_id].admit(event, attach_s)
+                    self.answers[event.request_id].admit(event.admission, attach_s)
                 case events.TokenSampled():
                     answer = self.answers[event.request_id]
                     gap_s = answer.take_token()
@@ -149,7 +149,7 @@ class Publisher:
         self._runner.forget(event.request_id)
         answer = self.answers.pop(event.request_id)
         for tally in self._tallies_of(answer.asked.tenant):
-            tally.count_end(event, answer.admitted, len(answer.output_ids))
+            tally.count_end(event, answer.admission, len(answer.output_ids))
         if self._observers:
             self._observers.request_ended(answer.record(event))
 

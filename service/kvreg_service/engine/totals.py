@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvreg_service.core import events
 from kvreg_service.core.labels import EvictionReason, Outcome, ReusePath
+from kvreg_service.core.request import Admission
 from kvreg_service.engine.interface import Totals
 
 
@@ -23,17 +24,17 @@ class Tally:
     completion_tokens: int = 0
 
     def count_end(
-        self, end: events.Terminal, admitted: events.Admitted | None, completion_tokens: int
+        self, end: events.Terminal, admission: Admission | None, completion_tokens: int
     ) -> None:
-        """Count a request that has ended. ``admitted`` is None when it never had a lane."""
+        """Count a request that has ended. ``admission`` is None when it never had a lane."""
         self.ends[end.outcome] += 1
         self.completion_tokens += completion_tokens
-        if admitted is None:
+        if admission is None:
             self.never_started += 1
             return
-        self.paths[admitted.reuse_path] += 1
-        self.cached_tokens += admitted.cached_tokens
-        self.computed_tokens += admitted.prompt_tokens - admitted.cached_tokens
+        self.paths[admission.reuse_path] += 1
+        self.cached_tokens += admission.cached_tokens
+        self.computed_tokens += admission.computed_tokens
 
     def totals(self) -> Totals:
         """Return the numbers as they are now."""

@@ -16,6 +16,7 @@ from kvreg_service.core.errors import (
     SessionNotFound,
 )
 from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import (
     Attach,
     CurrentState,
@@ -26,6 +27,7 @@ from kvreg_service.core.labels import (
     ReusePath,
 )
 from kvreg_service.core.quota import Quota
+from kvreg_service.core.request import Admission
 from kvreg_service.engine.interface import (
     AnchorView,
     EffectiveProfile,
@@ -299,12 +301,14 @@ class FakeEngine:
 
 
 def _started(request: GenerationRequest, script: Script) -> Started:
-    prompt_tokens = len(request.prompt.token_ids)
     return Started(
-        prompt_tokens=prompt_tokens,
-        cached_tokens=script.cached_tokens,
-        computed_tokens=prompt_tokens - script.cached_tokens,
-        reuse_path=script.reuse_path,
-        attach=script.attach,
-        queue_s=FAKE_TIMINGS.queue_s,
+        Admission(
+            lane=LaneId(0),
+            sequence_id=SequenceId(1),
+            prompt_tokens=len(request.prompt.token_ids),
+            cached_tokens=script.cached_tokens,
+            reuse_path=script.reuse_path,
+            attach=script.attach,
+            queue_s=FAKE_TIMINGS.queue_s,
+        )
     )

@@ -15,7 +15,7 @@ from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import CachePolicy, Request
+from kvreg_service.core.request import Admission, CachePolicy, Request
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
 from kvreg_service.core.slots import SlotLayout
@@ -48,13 +48,17 @@ class Outcome:
         return admitted
 
     @property
+    def admission(self) -> Admission:
+        return self.admitted.admission
+
+    @property
     def terminal(self) -> events.Terminal:
         (terminal,) = self.of(events.Terminal)
         return terminal
 
     @property
     def cached(self) -> int:
-        return self.admitted.cached_tokens
+        return self.admission.cached_tokens
 
     @property
     def answer(self) -> list[int]:

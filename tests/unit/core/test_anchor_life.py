@@ -51,7 +51,7 @@ def test_a_head_is_not_changed_by_who_goes_back_to_a_point_before_it(make_core):
 
 def test_a_head_stays_when_the_conversation_that_left_it_is_given_up(make_core):
     core = make_core(entries=0, anchors=1)
-    first = begin(core, 1, 1).admitted.sequence_id
+    first = begin(core, 1, 1).admission.sequence_id
     core.scheduler.custody.drop(first)
     outcome = begin(core, 1, 2)
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 2)))

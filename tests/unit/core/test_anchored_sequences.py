@@ -20,7 +20,7 @@ def test_conversation_that_goes_on_from_before_its_anchors_end_is_worth_what_it_
     sequence = _begin(core)
     assert sequence.anchored_tokens == HEAD_TOKENS
     outcome = core.run([*range(1000, 1000 + BOUNDARY), *range(5000, 5400)], max_tokens=2)
-    assert (outcome.cached, outcome.admitted.sequence_id) == (BOUNDARY, sequence.sequence_id)
+    assert (outcome.cached, outcome.admission.sequence_id) == (BOUNDARY, sequence.sequence_id)
     cost = core.scheduler.holdings.cost
     assert cost.own_bytes(sequence) == cost.held_bytes(sequence)
 

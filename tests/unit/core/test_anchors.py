@@ -29,8 +29,8 @@ def test_the_second_conversation_with_the_same_head_begins_at_it(make_core):
     assert [(e.position, e.anchor, e.is_marked) for e in first.of(AnchorCaptured)] == [
         (WHOLE, 0, False)
     ]
-    admitted = begin(core, 1, 2).admitted
-    assert (admitted.cached_tokens, admitted.reuse_path, admitted.attach) == (
+    admission = begin(core, 1, 2).admission
+    assert (admission.cached_tokens, admission.reuse_path, admission.attach) == (
         WHOLE,
         ReusePath.RESTORE_ANCHOR,
         Attach.ANCHOR,
@@ -60,13 +60,13 @@ def test_a_conversation_that_began_at_an_anchor_goes_on_by_itself(make_core):
     prompt = [*chat(1, 2), *second.answer, 5, 5]
     outcome = core.run(prompt, max_tokens=3)
     assert outcome.cached == len(chat(1, 2)) + 2
-    assert outcome.admitted.sequence_id == second.admitted.sequence_id
+    assert outcome.admission.sequence_id == second.admission.sequence_id
 
 
 def test_a_longer_reuse_than_the_anchor_is_preferred(make_core):
     core = make_core(entries=2, anchors=1)
     begin(core, 1, 1)
-    assert begin(core, 1, 1).admitted.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
+    assert begin(core, 1, 1).admission.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
 
 
 def test_of_equal_reuse_an_entry_is_preferred_to_an_anchor(make_core):
@@ -75,8 +75,8 @@ def test_of_equal_reuse_an_entry_is_preferred_to_an_anchor(make_core):
     core.run([*system(2), 9], max_tokens=1)
     begin(core, 1, 1, may_reuse=False, retain=True)
     assert heads_of(core) == [1], "the precondition of this test"
-    admitted = core.run(chat(1, 2)).admitted
-    assert (admitted.cached_tokens, admitted.attach) == (WHOLE, Attach.REGISTRY)
+    admission = core.run(chat(1, 2)).admission
+    assert (admission.cached_tokens, admission.attach) == (WHOLE, Attach.REGISTRY)
 
 
 def test_of_several_heads_the_longest_that_fits_is_used(make_core):

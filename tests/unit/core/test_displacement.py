@@ -31,16 +31,16 @@ def _evicted(outcome) -> list[tuple[int, EvictionReason]]:
 def test_a_spare_lane_is_used_before_a_session_is_displaced(make_core, lanes):
     core = make_core(lanes=lanes, entries=1)
     outcomes = [_keep(core, number) for number in range(lanes)]
-    assert {outcome.admitted.lane for outcome in outcomes} == set(range(lanes))
+    assert {outcome.admission.lane for outcome in outcomes} == set(range(lanes))
     assert not [event for outcome in outcomes for event in outcome.of(Detached)]
 
 
 def test_a_session_is_continued_on_its_own_lane(make_core):
     core = make_core(lanes=3, entries=1)
-    lanes = [_keep(core, number).admitted.lane for number in range(2)]
+    lanes = [_keep(core, number).admission.lane for number in range(2)]
     outcomes = [_back(core, number) for number in range(2)]
-    assert [outcome.admitted.lane for outcome in outcomes] == lanes
-    assert [outcome.admitted.attach for outcome in outcomes] == [Attach.NONE] * 2
+    assert [outcome.admission.lane for outcome in outcomes] == lanes
+    assert [outcome.admission.attach for outcome in outcomes] == [Attach.NONE] * 2
 
 
 @pytest.mark.parametrize("policy", ["cost", "none"])
@@ -112,9 +112,9 @@ def test_policy_none_empties_no_entry_even_for_a_more_valuable_session(make_core
 
 def test_the_least_valuable_lane_is_displaced(make_core):
     core = make_core(lanes=3, entries=1)
-    lanes = [_keep(core, number, length).admitted.lane for number, length in enumerate((300, 100))]
+    lanes = [_keep(core, number, length).admission.lane for number, length in enumerate((300, 100))]
     _keep(core, 2, 200)
-    assert _keep(core, 3).admitted.lane == lanes[1]
+    assert _keep(core, 3).admission.lane == lanes[1]
 
 
 def test_a_busy_lane_is_never_displaced(make_core):
@@ -130,10 +130,10 @@ def test_a_busy_lane_is_never_displaced(make_core):
 
 def test_an_entry_is_attached_to_any_lane(make_core):
     core = make_core(lanes=2, entries=1)
-    first = _keep(core, 0).admitted
+    first = _keep(core, 0).admission
     _keep(core, 1, LONG)
     _keep(core, 2, LONG)
-    again = _back(core, 0).admitted
+    again = _back(core, 0).admission
     assert (again.sequence_id, again.attach) == (first.sequence_id, Attach.REGISTRY)
     assert again.lane != first.lane
 

@@ -133,7 +133,7 @@ def test_an_evicted_lane_is_empty_and_usable(make_core):
     core = make_core(lanes=2, entries=0, num_pages=8, max_context_tokens=512)
     _keep(core, 0, 120)
     assert _victims(core.run(_text(9, 500), max_tokens=1)) == [1]
-    assert core.run(_text(3, 60)).admitted.lane == 0
+    assert core.run(_text(3, 60)).admission.lane == 0
 
 
 def test_what_frees_no_page_stays_while_others_free_some(make_core):

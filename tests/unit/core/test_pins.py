@@ -23,7 +23,7 @@ def _text(number: int, length: int) -> list[int]:
 def _keep(core, number, length=SHORT, **options):
     """Serve a session, its checkpoint at ``length``; return the id of what is kept of it."""
     outcome = core.run([*_text(number, length), 7], boundary=length, max_tokens=1, **options)
-    return outcome.admitted.sequence_id
+    return outcome.admission.sequence_id
 
 
 def _back(core, number, length=SHORT, **options):
@@ -96,8 +96,8 @@ def test_at_its_quota_a_tenant_gives_up_an_entry_of_its_own_for_its_pin(make_cor
 def test_a_lane_without_a_pin_is_used_before_one_with_a_pin(make_core):
     core = make_core(lanes=2, entries=1)
     _pin(core, _keep(core, 1))
-    valuable = core.run([*_text(2, LONG), 7], boundary=LONG).admitted
-    assert core.run(_text(3, 50)).admitted.lane == valuable.lane
+    valuable = core.run([*_text(2, LONG), 7], boundary=LONG).admission
+    assert core.run(_text(3, 50)).admission.lane == valuable.lane
 
 
 def test_pages_are_taken_from_everybody_else_first_and_never_from_a_pin(make_core):
@@ -287,7 +287,7 @@ def test_without_an_entry_nothing_is_pinned(make_core):
 
 def test_in_drop_mode_a_sequence_without_a_checkpoint_is_not_pinned(make_core):
     core = make_core(entries=1, keep_current=False)
-    first = core.run(_text(1, SHORT)).admitted.sequence_id
+    first = core.run(_text(1, SHORT)).admission.sequence_id
     with pytest.raises(PinRefused):
         _pin(core, first)
 
@@ -295,7 +295,7 @@ def test_in_drop_mode_a_sequence_without_a_checkpoint_is_not_pinned(make_core):
 @pytest.mark.parametrize(("length", "is_refused"), [(255, False), (256, True)])
 def test_pins_leave_the_pages_of_a_full_context(make_core, length, is_refused):
     core = make_core(entries=1, **SMALL)
-    first = core.run(_text(1, length + 1), boundary=length, max_tokens=1).admitted.sequence_id
+    first = core.run(_text(1, length + 1), boundary=length, max_tokens=1).admission.sequence_id
     (kept,) = core.kept()
     assert len(kept.pages) == (5 if is_refused else 4), "the precondition of this test"
     if not is_refused:
@@ -370,7 +370,7 @@ def test_what_runs_or_is_gone_is_not_pinned(make_core):
     core = make_core(entries=1)
     running = core.submit(_text(1, SHORT), max_tokens=50)
     core.step()
-    sequence_id = core.log[0].sequence_id
+    sequence_id = core.log[0].admission.sequence_id
     for change in (
         core.scheduler.custody.unpin,
         core.scheduler.custody.drop,

@@ -82,7 +82,7 @@ def test_time_in_the_queue_is_reported(make_core):
     core.now_s += 12.0
     core.log += core.scheduler.cancel(running, core.now_s)
     outcome = core.drain()
-    assert (outcome.admitted.request_id, outcome.admitted.queue_s) == (waiting, 12.0)
+    assert (outcome.admitted.request_id, outcome.admission.queue_s) == (waiting, 12.0)
 
 
 @pytest.mark.parametrize(("waited_s", "expires"), [(60.0, False), (60.1, True)])

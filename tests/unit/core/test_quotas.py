@@ -66,7 +66,7 @@ def test_at_its_quota_a_tenant_replaces_its_own_least_valuable_entry(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=32)}, entries=4)
     short, _, _ = (_keep(core, A, n, length) for n, length in enumerate((SHORT, 300, 300)))
     outcome = _keep(core, B, 9)
-    assert _evicted(outcome) == [("a", short.admitted.sequence_id)]
+    assert _evicted(outcome) == [("a", short.admission.sequence_id)]
     assert len(core.scheduler.holdings.registry.empty_entries()) == 2
 
 
@@ -75,7 +75,7 @@ def test_at_its_quota_what_is_least_valuable_is_not_kept_though_entries_are_empt
     _keep(core, A, 1, LONG)
     short = _keep(core, A, 2, SHORT)
     outcome = _keep(core, B, 9)
-    assert _evicted(outcome, EvictionReason.DISPLACED) == [("a", short.admitted.sequence_id)]
+    assert _evicted(outcome, EvictionReason.DISPLACED) == [("a", short.admission.sequence_id)]
 
 
 def test_a_tenant_keeps_no_more_pages_than_its_quota(make_core):
@@ -88,7 +88,7 @@ def test_a_tenant_keeps_no_more_pages_than_its_quota(make_core):
 def test_beyond_its_pages_its_own_least_valuable_goes_and_says_why(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
     _keep(core, OTHER, 9, SHORT)
-    short = _keep(core, A, 1, SHORT).admitted.sequence_id
+    short = _keep(core, A, 1, SHORT).admission.sequence_id
     _keep(core, A, 2, 200)
     assert _evicted(_keep(core, A, 3, 60)) == [("a", short)]
     assert _kept(core, "other")
@@ -97,7 +97,7 @@ def test_beyond_its_pages_its_own_least_valuable_goes_and_says_why(make_core):
 def test_what_does_not_fit_in_its_quota_at_all_is_not_kept(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
     outcome = _keep(core, A, 1, LONG)
-    assert _evicted(outcome, EvictionReason.QUOTA) == [("a", outcome.admitted.sequence_id)]
+    assert _evicted(outcome, EvictionReason.QUOTA) == [("a", outcome.admission.sequence_id)]
     assert isinstance(outcome.terminal, Finished)
 
 
@@ -159,7 +159,7 @@ def test_a_shared_page_counts_once(make_core):
 @pytest.mark.parametrize("policy", ["cost", "lru", "fifo", "slru", "priority", "lfu"])
 def test_others_do_not_take_its_entries(make_core, policy):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=2, policy=policy)
-    kept = _keep(core, A, 1).admitted.sequence_id
+    kept = _keep(core, A, 1).admission.sequence_id
     for number in range(2, 9):
         core.now_s += 100.0
         outcome = _keep(core, OTHER, number, LONG, priority=9)
@@ -178,7 +178,7 @@ def test_its_session_on_a_lane_gets_the_entry_it_has_a_right_to(make_core, polic
 
 def test_others_do_not_take_its_pages(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, entries=3, **SMALL)
-    kept = [_keep(core, A, number, 150).admitted.sequence_id for number in (1, 2)]
+    kept = [_keep(core, A, number, 150).admission.sequence_id for number in (1, 2)]
     for number in range(3, 8):
         assert isinstance(_keep(core, OTHER, number, 450, max_tokens=50).terminal, Finished)
     assert sorted(one.sequence_id for one in _kept(core, "a")) == kept
@@ -211,7 +211,7 @@ def test_what_others_keep_may_be_taken_for_a_tenant_with_a_quota(make_core):
 def test_two_tenants_with_quotas_take_nothing_of_each_other(make_core):
     quotas = {"a": Quota(entries=1, pages=4), "b": Quota(entries=1, pages=4)}
     core = _with_quotas(make_core, quotas, entries=2, **SMALL)
-    kept = [_keep(core, one, n, 100).admitted.sequence_id for n, one in enumerate((A, B))]
+    kept = [_keep(core, one, n, 100).admission.sequence_id for n, one in enumerate((A, B))]
     for number in range(3, 9):
         _keep(core, (A, B)[number % 2], number, 60, retain=False)
     _keep(core, OTHER, 9, 500, max_tokens=11)
@@ -223,8 +223,8 @@ def test_no_tenant_finds_what_another_keeps(make_core, quotas):
     core = _with_quotas(make_core, quotas, entries=2, anchors=1)
     outcome = _keep(core, A, 1, LONG, heads=(Head(128),))
     for identity in (B, OTHER):
-        admitted = _keep(core, identity, 1, LONG, heads=(Head(128),)).admitted
-        assert (admitted.cached_tokens, admitted.diverged_at) == (0, None)
+        admission = _keep(core, identity, 1, LONG, heads=(Head(128),)).admission
+        assert (admission.cached_tokens, admission.diverged_at) == (0, None)
     assert outcome.cached == 0
 
 
@@ -258,7 +258,7 @@ def test_another_tenants_request_waits_for_pages_that_are_spoken_for(make_core):
 
 def test_what_was_lent_is_the_tenants_own_again_when_its_request_has_ended(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=3, entries=2, **SMALL)
-    kept = [_keep(core, A, number, 200).admitted.sequence_id for number in (1, 2)]
+    kept = [_keep(core, A, number, 200).admission.sequence_id for number in (1, 2)]
     other = core.submit(_text(8, 20), identity=OTHER, max_tokens=480)
     own = core.submit(_text(9, 20), identity=A, max_tokens=480)
     core.step()
@@ -352,7 +352,7 @@ def test_everybody_finishes_under_quotas_pins_and_pressure(make_core, policy):
     core = _with_quotas(
         make_core, quotas, lanes=3, entries=4, anchors=2, policy=policy, queue_limit=99, **SMALL
     )
-    pinned = _keep(core, OTHER, 1, 150).admitted.sequence_id
+    pinned = _keep(core, OTHER, 1, 150).admission.sequence_id
     core.scheduler.custody.pin(pinned, 100_000.0, core.now_s)
     ids = [
         core.submit(

@@ -24,25 +24,25 @@ def _checkpoint_at(core, position, text=TEXT):
 def test_a_prompt_that_contains_the_whole_frontier_appends_to_it(make_core):
     core = make_core()
     answer = core.run(TEXT[:200], max_tokens=10).answer
-    admitted = core.run([*TEXT[:200], *answer, 5]).admitted
+    admission = core.run([*TEXT[:200], *answer, 5]).admission
     # The last token of an answer is sampled, not computed.
-    assert admitted.cached_tokens == 209
-    assert admitted.reuse_path is ReusePath.APPEND_FRONTIER
+    assert admission.cached_tokens == 209
+    assert admission.reuse_path is ReusePath.APPEND_FRONTIER
 
 
 def test_a_prompt_that_leaves_the_answer_restores_the_turn_checkpoint(make_core):
     core = make_core()
     _checkpoint_at(core, 200)
-    admitted = core.run(TEXT[:250]).admitted
-    assert admitted.cached_tokens == 200
-    assert admitted.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
+    admission = core.run(TEXT[:250]).admission
+    assert admission.cached_tokens == 200
+    assert admission.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
 
 
 def test_a_checkpoint_inside_an_answer_has_a_path_of_its_own(make_core):
     core = make_core()
     core.run([*TEXT[:200], *OTHER], boundary=200, boundary_kind=CheckpointKind.RESPONSE)
-    admitted = core.run(TEXT[:250]).admitted
-    assert admitted.reuse_path is ReusePath.RESTORE_RESPONSE_CHECKPOINT
+    admission = core.run(TEXT[:250]).admission
+    assert admission.reuse_path is ReusePath.RESTORE_RESPONSE_CHECKPOINT
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_the_longest_reuse_of_both_kinds_is_chosen_and_ties_append(
     for position, put in sorted(keep, key=lambda one: (-one[0], one[1] is _frontier_at)):
         put(core, position)
     assert len(core.kept()) == 2
-    admitted = core.run(TEXT[:250]).admitted
-    assert (admitted.cached_tokens, admitted.reuse_path) == (cached, path)
+    admission = core.run(TEXT[:250]).admission
+    assert (admission.cached_tokens, admission.reuse_path) == (cached, path)
 
 
 def test_of_equal_reuse_the_one_on_a_lane_is_taken(make_core):
@@ -74,7 +74,7 @@ def test_of_equal_reuse_the_one_on_a_lane_is_taken(make_core):
     core.drain()
     core.run([1] * 70)
     assert {lane.kept is None for lane in core.scheduler.holdings.lanes} == {False}
-    assert core.run(TEXT[:250]).admitted.attach is Attach.NONE
+    assert core.run(TEXT[:250]).admission.attach is Attach.NONE
 
 
 def test_of_equal_reuse_on_lanes_the_last_used_is_taken(make_core):
@@ -84,7 +84,7 @@ def test_of_equal_reuse_on_lanes_the_last_used_is_taken(make_core):
     while core.scheduler.has_work:
         core.step()
         core.now_s += 1.0
-    assert core.run(TEXT[:250]).admitted.lane == 1
+    assert core.run(TEXT[:250]).admission.lane == 1
 
 
 @pytest.mark.parametrize("length", [199, 200, 201])
@@ -108,19 +108,19 @@ def test_one_other_token_before_the_position_is_a_miss(make_core, position):
     _frontier_at(core, 200)
     prompt = TEXT[:250]
     prompt[position] = 9999
-    admitted = core.run(prompt).admitted
-    assert admitted.reuse_path is ReusePath.FULL_RESET
-    assert admitted.diverged_at == position
+    admission = core.run(prompt).admission
+    assert admission.reuse_path is ReusePath.FULL_RESET
+    assert admission.diverged_at == position
 
 
 def test_a_first_request_diverges_from_nothing(make_core):
-    assert make_core().run(TEXT).admitted.diverged_at is None
+    assert make_core().run(TEXT).admission.diverged_at is None
 
 
 def test_a_hit_reports_no_divergence(make_core):
     core = make_core()
     _frontier_at(core, 200)
-    assert core.run(TEXT).admitted.diverged_at is None
+    assert core.run(TEXT).admission.diverged_at is None
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_another_identity_does_not_take_the_owner_s_hit_away(make_core):
 def test_nothing_is_reused_when_reuse_is_off(make_core):
     core = make_core(prefix_reuse=False)
     _frontier_at(core, 200)
-    admitted = core.run(TEXT).admitted
-    assert (admitted.cached_tokens, admitted.reuse_path) == (0, ReusePath.FULL_RESET)
+    admission = core.run(TEXT).admission
+    assert (admission.cached_tokens, admission.reuse_path) == (0, ReusePath.FULL_RESET)
 
 
 def test_a_running_sequence_is_not_reused(make_core):
@@ -154,30 +154,30 @@ def test_a_running_sequence_is_not_reused(make_core):
         core.step()
     core.submit(TEXT[:250])
     _, happened = core.step()
-    assert happened[0].cached_tokens == 0
+    assert happened[0].admission.cached_tokens == 0
 
 
 def test_tokens_recomputed_because_current_was_dropped_are_counted(make_core):
     core = make_core(entries=1, keep_current=False)
     answer = core.run(TEXT[:200], boundary=190, max_tokens=21).answer
     core.run([1] * 70, boundary=60)
-    admitted = core.run([*TEXT[:200], *answer, 5]).admitted
-    assert (admitted.cached_tokens, admitted.regret_tokens) == (190, 30)
+    admission = core.run([*TEXT[:200], *answer, 5]).admission
+    assert (admission.cached_tokens, admission.regret_tokens) == (190, 30)
 
 
 def test_a_prompt_that_could_not_append_anyway_regrets_nothing(make_core):
     core = make_core(entries=1, keep_current=False)
     core.run(TEXT[:200], boundary=190, max_tokens=21)
     core.run([1] * 70, boundary=60)
-    assert core.run(TEXT[:260]).admitted.regret_tokens == 0
+    assert core.run(TEXT[:260]).admission.regret_tokens == 0
 
 
 def test_a_prompt_that_ends_at_the_lost_frontier_regrets_nothing(make_core):
     core = make_core(entries=1, keep_current=False)
     answer = core.run(TEXT[:200], boundary=190, max_tokens=21).answer
     core.run([1] * 70, boundary=60)
-    admitted = core.run([*TEXT[:200], *answer[:-1]]).admitted
-    assert (admitted.cached_tokens, admitted.regret_tokens) == (190, 0)
+    admission = core.run([*TEXT[:200], *answer[:-1]]).admission
+    assert (admission.cached_tokens, admission.regret_tokens) == (190, 0)
 
 
 def test_planning_twice_gives_the_same_plan_and_changes_nothing(make_core):

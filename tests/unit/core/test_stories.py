@@ -57,8 +57,8 @@ def _abab(make_core, **options):
 def test_the_session_comes_back_at_the_cost_of_the_side_request_without_exchange(make_core, keep):
     steps = _abab(make_core, entries=1, exchange=False, policy="none", keep_current=keep)
     assert [step.cached for step in steps] == [0, 0, STABLE, 0]
-    assert steps[2].admitted.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
-    assert steps[2].admitted.attach is Attach.REGISTRY
+    assert steps[2].admission.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
+    assert steps[2].admission.attach is Attach.REGISTRY
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -135,8 +135,8 @@ def test_a_tail_and_a_side_request_decide_path_and_attach(
     if side:
         _ask(core, SIDE)
     outcome = session.assistant_tail() if tail == "assistant" else session.user_tail()
-    admitted = outcome.admitted
-    assert (admitted.cached_tokens, admitted.reuse_path, admitted.attach) == (cached, path, attach)
+    reused = outcome.admission
+    assert (reused.cached_tokens, reused.reuse_path, reused.attach) == (cached, path, attach)
 
 
 @pytest.mark.parametrize("tail", ["assistant", "user"])

@@ -12,7 +12,7 @@ TURN = [*range(150), 7]
 
 
 def _keep(core, **options):
-    return core.run(TURN, boundary=150, max_tokens=1, **options).admitted.sequence_id
+    return core.run(TURN, boundary=150, max_tokens=1, **options).admission.sequence_id
 
 
 def _pass(core, seconds):
@@ -133,7 +133,7 @@ def test_the_next_expiry_is_the_earliest_of_all(make_core):
 
 def test_all_that_is_over_goes_at_once(make_core):
     core = make_core(lanes=2, entries=1)
-    ids = [core.run([n] * 80, ttl_s=10.0).admitted.sequence_id for n in (1, 2, 3)]
+    ids = [core.run([n] * 80, ttl_s=10.0).admission.sequence_id for n in (1, 2, 3)]
     assert sorted(event.sequence_id for event in _pass(core, 60.0)) == ids
     assert core.kept() == []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import CachePolicy
-from kvreg_service.engine.observer import Admission, RequestRecord
+from kvreg_service.core.request import Admission, CachePolicy
+from kvreg_service.engine.observer import RequestRecord
 
 SECRET = "tenant-of-secrets"
 
@@ -27,14 +28,14 @@ FINISHED = RequestRecord(
     heads=(),
     cache_policy=CachePolicy(),
     admission=Admission(
-        lane_id=1,
-        sequence_id=7,
+        lane=LaneId(1),
+        sequence_id=SequenceId(7),
+        prompt_tokens=100,
         reuse_path=ReusePath.APPEND_FRONTIER,
         attach=Attach.REGISTRY,
         cached_tokens=90,
+        queue_s=0.5,
         gap_s=8.0,
-        diverged_at=None,
-        regret_tokens=0,
     ),
     arrived_at_s=10.0,
     admitted_at_s=10.5,

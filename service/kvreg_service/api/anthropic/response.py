@@ -206,12 +206,12 @@ def _stop_of(output: GenerationOutput) -> dict[str, str | None]:
 
 def _usage_of(output: GenerationOutput) -> dict[str, Any]:
     """Count as this API does: what was cached is no part of ``input_tokens``."""
-    started = output.started
-    assert started is not None, "the usage is known after the first event"
+    admission = output.admission
+    assert admission is not None, "the usage is known after the first event"
     return {
-        "input_tokens": started.computed_tokens,
+        "input_tokens": admission.computed_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": started.cached_tokens,
+        "cache_read_input_tokens": admission.cached_tokens,
         "output_tokens": output.completion_tokens,
         "output_tokens_details": {"thinking_tokens": output.reasoning_tokens},
         "kvreg": reuse_of(output),

@@ -24,7 +24,7 @@ def log_request(
     total_s: float,
 ) -> None:
     """Write the line. ``output`` is None if the request ended before its prompt was built."""
-    started = output.started if output is not None else None
+    admission = output.admission if output is not None else None
     finished = output.finished if output is not None else None
     outcome = Outcome.CANCELLED
     if finished is not None:
@@ -39,16 +39,16 @@ def log_request(
     }
     if error is not None:
         fields["code"] = error.code if isinstance(error, KvregError) else "internal_error"
-    if output is not None and started is not None:
+    if output is not None and admission is not None:
         fields |= {
-            "prompt_tokens": started.prompt_tokens,
-            "cached_tokens": started.cached_tokens,
+            "prompt_tokens": admission.prompt_tokens,
+            "cached_tokens": admission.cached_tokens,
             "completion_tokens": output.completion_tokens,
-            "reuse_path": started.reuse_path,
-            "attach": started.attach,
-            "queue_s": round(started.queue_s, 6),
-            "diverged_at": started.diverged_at,
-            "regret_tokens": started.regret_tokens,
+            "reuse_path": admission.reuse_path,
+            "attach": admission.attach,
+            "queue_s": round(admission.queue_s, 6),
+            "diverged_at": admission.diverged_at,
+            "regret_tokens": admission.regret_tokens,
         }
     if finished is not None:
         fields |= {

@@ -15,6 +15,7 @@ from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
 from kvreg_service.chat.output.reasoning import Kind, ReasoningSplitter
 from kvreg_service.chat.tool_calls.parser import Part, ToolCallParser
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
+from kvreg_service.core.request import Admission
 from kvreg_service.engine.interface import (
     Finished,
     GenerationEvent,
@@ -61,7 +62,7 @@ class GenerationOutput:
         self._num_reports_given = 0
         self.parts: list[OutputPart] = []
         self.calls: list[ToolCallPart] = []
-        self.started: Started | None = None
+        self.admission: Admission | None = None
         self.finished: Finished | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
@@ -70,7 +71,7 @@ class GenerationOutput:
         """Take the next event and return the parts that it completes, in order."""
         match event:
             case Started():
-                self.started = event
+                self.admission = event.admission
                 return []
             case TextDelta():
                 self.completion_tokens += event.num_tokens

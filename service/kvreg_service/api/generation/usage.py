@@ -30,10 +30,10 @@ class ResponseTimings(BaseModel):
 
 def reuse_of(output: GenerationOutput) -> dict[str, Any]:
     """Build ``usage.kvreg``."""
-    started = output.started
-    assert started is not None, "the usage is known after the first event"
+    admission = output.admission
+    assert admission is not None, "the usage is known after the first event"
     return {
-        "reuse_path": started.reuse_path,
-        "attach": started.attach,
-        "computed_tokens": started.computed_tokens,
+        "reuse_path": admission.reuse_path,
+        "attach": admission.attach,
+        "computed_tokens": admission.computed_tokens,
     }

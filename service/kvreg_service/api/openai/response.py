@@ -95,13 +95,13 @@ class ChatCompletion(BaseModel):
 
 def usage_of(output: GenerationOutput) -> dict[str, Any]:
     """Build the ``usage`` of a response. Every number is an integer, also on a miss."""
-    started = output.started
-    assert started is not None, "the usage is known after the first event"
+    admission = output.admission
+    assert admission is not None, "the usage is known after the first event"
     return {
-        "prompt_tokens": started.prompt_tokens,
+        "prompt_tokens": admission.prompt_tokens,
         "completion_tokens": output.completion_tokens,
-        "total_tokens": started.prompt_tokens + output.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": started.cached_tokens},
+        "total_tokens": admission.prompt_tokens + output.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": admission.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "kvreg": reuse_of(output),
     }

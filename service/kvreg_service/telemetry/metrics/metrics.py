@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from kvreg_service.core import errors, events
 from kvreg_service.core.events import Event
 from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
+from kvreg_service.core.request import Admission
 from kvreg_service.engine.interface import EngineProtocol
-from kvreg_service.engine.observer import Admission, RequestRecord
+from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.metrics.engine_gauges import EngineGauges
 from kvreg_service.telemetry.request_log.request_log import LogLoss
 from kvreg_service.telemetry.tracing.request_spans import SpanResult
@@ -147,7 +148,7 @@ class Metrics:
 
     def _count_admission(self, record: RequestRecord, admission: Admission) -> None:
         cached, attach = admission.cached_tokens, admission.attach
-        self._prompt_tokens["computed"].inc(record.prompt_tokens - cached)
+        self._prompt_tokens["computed"].inc(admission.computed_tokens)
         self._prompt_tokens["lane" if attach is Attach.NONE else attach].inc(cached)
         self._regret_tokens.inc(admission.regret_tokens)
         if attach is Attach.ANCHOR:

@@ -112,7 +112,7 @@ class LineFormat:
             "may_reuse": policy.may_reuse,
             "priority": policy.priority,
             "ttl_s": policy.ttl_s,
-            "lane": admission.lane_id if admission else None,
+            "lane": admission.lane if admission else None,
             "sequence": admission.sequence_id if admission else None,
             "reuse_path": admission.reuse_path if admission else None,
             "attach": admission.attach if admission else None,

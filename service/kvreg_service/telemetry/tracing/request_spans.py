@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvreg_service.core.labels import Outcome
-from kvreg_service.engine.observer import Admission, RequestRecord
+from kvreg_service.core.request import Admission
+from kvreg_service.engine.observer import RequestRecord
 
 # The last release of the conventions that contains those for generative AI. They have moved to a
 # repository without releases; the names below are the same there.
@@ -92,10 +93,10 @@ def _details(record: RequestRecord) -> dict[str, dict[str, Value]]:
     if admission is None:
         return {}
     return {
-        "attach": {"kvreg.lane": admission.lane_id, "kvreg.attach": admission.attach},
+        "attach": {"kvreg.lane": admission.lane, "kvreg.attach": admission.attach},
         "prefill": {
             "kvreg.cached_tokens": admission.cached_tokens,
-            "kvreg.computed_tokens": record.prompt_tokens - admission.cached_tokens,
+            "kvreg.computed_tokens": admission.computed_tokens,
         },
         "decode": {"gen_ai.usage.output_tokens": len(record.output_ids)},
     }
@@ -118,17 +119,17 @@ def _attributes(record: RequestRecord, model: str) -> Iterator[tuple[str, Value]
     yield "kvreg.tail", record.tail
     yield "kvreg.retain", record.cache_policy.retain
     if record.admission is not None:
-        yield from _reuse(record, record.admission)
+        yield from _reuse(record.admission)
 
 
-def _reuse(record: RequestRecord, admission: Admission) -> Iterator[tuple[str, Value]]:
+def _reuse(admission: Admission) -> Iterator[tuple[str, Value]]:
     yield "gen_ai.usage.cache_read.input_tokens", admission.cached_tokens
     yield "kvreg.reuse_path", admission.reuse_path
     yield "kvreg.attach", admission.attach
-    yield "kvreg.lane", admission.lane_id
+    yield "kvreg.lane", admission.lane
     yield "kvreg.sequence", admission.sequence_id
     yield "kvreg.cached_tokens", admission.cached_tokens
-    yield "kvreg.computed_tokens", record.prompt_tokens - admission.cached_tokens
+    yield "kvreg.computed_tokens", admission.computed_tokens
     yield "kvreg.regret_tokens", admission.regret_tokens
     if admission.gap_s is not None:
         yield "kvreg.reuse_gap_s", admission.gap_s

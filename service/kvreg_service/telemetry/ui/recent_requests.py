@@ -116,7 +116,6 @@ class RecentRequests:
 
 def _ended(record: RequestRecord) -> _Ended:
     admission = record.admission
-    cached = None if admission is None else admission.cached_tokens
     shown = RecentRequest(
         request_id=record.request_id,
         tenant=record.tenant,
@@ -126,12 +125,12 @@ def _ended(record: RequestRecord) -> _Ended:
         finish_reason=record.finish_reason,
         tail=record.tail,
         prompt_tokens=record.prompt_tokens,
-        cached_tokens=cached,
-        computed_tokens=None if cached is None else record.prompt_tokens - cached,
+        cached_tokens=None if admission is None else admission.cached_tokens,
+        computed_tokens=None if admission is None else admission.computed_tokens,
         completion_tokens=len(record.output_ids),
         reuse_path=None if admission is None else admission.reuse_path,
         attach=None if admission is None else admission.attach,
-        lane_id=None if admission is None else admission.lane_id,
+        lane_id=None if admission is None else admission.lane,
         queue_s=record.queue_s,
         ttft_s=record.ttft_s,
         total_s=record.total_s,

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvreg_service.core.identity import Identity
+from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import Attach, CurrentState, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import CachePolicy
-from kvreg_service.engine.observer import Admission, RequestRecord
+from kvreg_service.core.request import Admission, CachePolicy
+from kvreg_service.engine.observer import RequestRecord
 from kvreg_service.telemetry.request_log.lines import EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, LogLoss, RequestLog
 
@@ -27,14 +28,13 @@ FACTS = EngineFacts(
 )  # fmt: skip
 
 ADMISSION = Admission(
-    lane_id=0,
-    sequence_id=1,
+    lane=LaneId(0),
+    sequence_id=SequenceId(1),
+    prompt_tokens=0,
     reuse_path=ReusePath.FULL_RESET,
     attach=Attach.NONE,
     cached_tokens=0,
-    gap_s=None,
-    diverged_at=None,
-    regret_tokens=0,
+    queue_s=0.25,
 )
 
 # Monotonic time, later than any test.
@@ -66,7 +66,8 @@ _RECORD = RequestRecord(
 def record(tokens: Sequence[int], *, tenant: str = "default", **more: Any) -> RequestRecord:
     """A request with these prompt tokens."""
     prompt = TokenLedger(Identity(b"epoch", tenant), tokens)
-    return replace(_RECORD, tenant=tenant, prompt=prompt, **more)
+    admission = replace(ADMISSION, prompt_tokens=len(prompt))
+    return replace(_RECORD, tenant=tenant, prompt=prompt, **{"admission": admission, **more})
 
 
 class Counts:
