@@ -1,7 +1,8 @@
 """Measures kvreg: ``make bench [PEER=http://...] [ARGS="planning batch"]``.
 
 Each bench is a module of this folder with ``run(bench) -> Section``. Figures go to
-``docs/measurements/``; benches are never tests.
+``docs/measurements/``; benches are never tests. `traces` reads a recording and takes options of its
+own: ``make bench ARGS="traces FILE --help"``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import traces
 from bench_run import BenchRun, RedError
 from correctness import require_green
 from machine import describe_machine
@@ -29,6 +31,8 @@ _FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 
 def main(arguments: Sequence[str]) -> int:
     """Run the chosen benches; return the exit status."""
+    if arguments and arguments[0] == "traces":
+        return traces.main(arguments[1:])
     options = _parse(arguments)
     console = Console()
     torch.set_num_threads(1)

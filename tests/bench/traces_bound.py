@@ -1,0 +1,163 @@
+"""The most prompt tokens that any choice of kept states could have reused: an upper bound.
+
+Owns the linear program and what it leaves out, so that its optimum is never below the best choice:
+
+- A *position* is where two prompts of one scope part, or where one of them ends; to resume anywhere
+  else never reuses more. It may be kept from one request whose prompt passes it to the next such
+  request, in part if need be, and a request reuses at most one position.
+- While a request runs, the kept positions that later requests wait for fill at most all state slots
+  but the one that the request itself writes.
+- Their pages lie beside those of its prompt. Positions of one scope are counted as if they all lay
+  on the longest path that is kept of it, so what branches hold of their own costs nothing.
+
+Source: the relaxation of caching to a linear program over intervals between uses, as in Berger,
+Beckmann and Harchol-Balter, "Practical bounds on optimal caching with variable object sizes",
+POMACS 2(2), 2018.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
+from traces_replay import TraceSetup
+from traces_sessions import MAX_SAMPLED_TOKENS, TraceRequest
+
+from kvreg_service.core.ids import PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A position that could be kept from request ``start`` to request ``end``, by their indices."""
+
+    start: int
+    end: int
+    scope: int
+    pages: int
+
+
+def most_hit_tokens(stream: Sequence[TraceRequest], setup: TraceSetup) -> int:
+    """Return how many prompt tokens of the stream can be reused at most."""
+    intervals = find_intervals(stream)
+    num_slots = setup.layout.num_slots - 1
+    program = _Program(intervals)
+    program.limit_gains()
+    inside: list[list[int]] = [[] for _ in stream]
+    for index, one in enumerate(intervals):
+        for request in range(one.start + 1, one.end):
+            inside[request].append(index)
+    scopes = {one.prompt.identity: number for number, one in enumerate(reversed(stream))}
+    for number, kept in enumerate(inside):
+        if len(kept) > num_slots:
+            program.limit(kept, num_slots)
+        own = len(stream[number].prompt) // PAGE_TOKENS
+        program.limit_pages(kept, scopes[stream[number].prompt.identity], setup.num_pages - own)
+    return int(program.solve())
+
+
+def find_intervals(stream: Sequence[TraceRequest]) -> list[Interval]:
+    """Return all intervals between two requests whose prompts pass the same position."""
+    by_scope: dict[object, list[int]] = defaultdict(list)
+    for index, one in enumerate(stream):
+        by_scope[one.prompt.identity].append(index)
+    scopes = {one.prompt.identity: number for number, one in enumerate(reversed(stream))}
+    intervals: dict[tuple[int, int, int], Interval] = {}
+    for identity, indices in by_scope.items():
+        positions: set[tuple[bytes, int]] = set()
+        for place, index in enumerate(indices):
+            prompt = stream[index].prompt
+            for other in indices[:place]:
+                common = prompt.common_prefix(stream[other].prompt)
+                if common:
+                    positions.add((prompt.digest_before(common), common))
+        last: dict[tuple[bytes, int], int] = {}
+        for index in indices:
+            prompt = stream[index].prompt
+            for digest, tokens in positions:
+                if tokens > len(prompt) or prompt.digest_before(tokens) != digest:
+                    continue
+                start = last.get((digest, tokens))
+                if start is not None:
+                    pages = tokens // PAGE_TOKENS
+                    one = Interval(start, index, scopes[identity], pages)
+                    intervals[start, index, pages] = one
+                last[digest, tokens] = index
+    return list(intervals.values())
+
+
+class _Program:
+    """Maximises reused tokens: a variable for each interval, from 0, not kept, to 1, kept."""
+
+    def __init__(self, intervals: Sequence[Interval]) -> None:
+        self._intervals = intervals
+        self._num_variables = len(intervals)
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._limits: list[float] = []
+
+    def limit_gains(self) -> None:
+        """Let each request reuse at most one position."""
+        by_end: dict[int, list[int]] = defaultdict(list)
+        for index, one in enumerate(self._intervals):
+            by_end[one.end].append(index)
+        for indices in by_end.values():
+            self.limit(indices, 1.0)
+
+    def limit(self, variables: Sequence[int], limit: float) -> None:
+        """Keep the sum of some variables within a limit."""
+        self._add(dict.fromkeys(variables, 1.0), limit)
+
+    def limit_pages(self, kept: Sequence[int], own_scope: int, num_pages: int) -> None:
+        """Keep the pages of kept intervals within a limit, those of the own scope aside."""
+        by_scope: dict[int, list[int]] = defaultdict(list)
+        for index in kept:
+            if self._intervals[index].scope != own_scope:
+                by_scope[self._intervals[index].scope].append(index)
+        longest = {
+            scope: max(self._intervals[index].pages for index in indices)
+            for scope, indices in by_scope.items()
+        }
+        if sum(longest.values()) <= num_pages:
+            return
+        paths = {scope: self._num_variables + place for place, scope in enumerate(by_scope)}
+        self._num_variables += len(paths)
+        self._add(dict.fromkeys(paths.values(), 1.0), max(0, num_pages))
+        for scope, indices in by_scope.items():
+            for index in indices:
+                pages = float(self._intervals[index].pages)
+                self._add({index: pages, paths[scope]: -1.0}, 0.0)
+
+    def solve(self) -> float:
+        """Return the largest number of reused tokens."""
+        if not self._intervals:
+            return 0.0
+        gains = np.zeros(self._num_variables)
+        for index, one in enumerate(self._intervals):
+            # Behind the prompt that left it lies the beginning of an answer that may be repeated.
+            gains[index] = one.pages * PAGE_TOKENS + MAX_SAMPLED_TOKENS
+        upper: list[float | None] = [1.0] * len(self._intervals)
+        upper += [None] * (self._num_variables - len(self._intervals))
+        shape = (len(self._limits), self._num_variables)
+        found = linprog(
+            -gains,
+            A_ub=coo_matrix((self._values, (self._rows, self._columns)), shape=shape).tocsr(),
+            b_ub=self._limits,
+            bounds=[(0.0, limit) for limit in upper],
+            method="highs",
+        )
+        if not found.success:
+            raise RuntimeError(f"the bound was not found: {found.message}")
+        return float(-found.fun)
+
+    def _add(self, coefficients: dict[int, float], limit: float) -> None:
+        row = len(self._limits)
+        for variable, value in coefficients.items():
+            self._rows.append(row)
+            self._columns.append(variable)
+            self._values.append(value)
+        self._limits.append(limit)
