@@ -116,7 +116,7 @@ class _TraceReplay:
         for event in self._scheduler.commit(plan, result, now_s):
             match event:
                 case events.Admitted():
-                    self._hit_tokens += event.cached_tokens
+                    self._hit_tokens += event.admission.cached_tokens
                 case events.Finished():
                     del self._answers[event.request_id], self._sampled[event.request_id]
                 case events.Failed():
