@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -21,20 +20,15 @@ from prometheus_client import CollectorRegistry, start_http_server
 from kvreg_operator.clients.api_server import (
     PROFILES,
     ClusterApi,
-    NotServed,
     load_cluster_configuration,
 )
-from kvreg_operator.clients.errors import InvalidSettings, OperatorError, PermanentError
-from kvreg_operator.crd.profile import GROUP, PLURAL
+from kvreg_operator.clients.errors import NotServed, OperatorError, PermanentError
+from kvreg_operator.crd.profile import FIELD_MANAGER, GROUP, PLURAL
 from kvreg_operator.log_format import install_json_log
-from kvreg_operator.manifests.rendering import FIELD_MANAGER
-from kvreg_operator.observe.engine_directory import EngineDirectory
-from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.reconcile.build import build_workers
 from kvreg_operator.reconcile.metrics import OperatorMetrics
-from kvreg_operator.reconcile.reconciler import Reconciler
-from kvreg_operator.reconcile.target_queue import TargetQueue
-from kvreg_operator.reconcile.workers import NUM_WORKERS, Workers
-from kvreg_operator.settings import Settings, load_settings
+from kvreg_operator.reconcile.workers import NUM_WORKERS
+from kvreg_operator.settings import InvalidSettings, Settings, load_settings
 from kvreg_operator.watch.handlers import Ears
 from kvreg_operator.watch.hearing import Hearing
 from kvreg_operator.watch.probe import serve_probe
@@ -102,7 +96,8 @@ async def _run_parts(
     await _await_definition(api, settings.namespaces, stop)
     if stop.is_set():
         return
-    queue = TargetQueue(time.monotonic)
+    workers = build_workers(api, http, metrics, api_key_file=settings.api_key_file)
+    queue = workers.queue
     silent_after_s = max(ROUNDS_UNTIL_SILENT * settings.resync_s, settings.deaf_after_s)
     hearing = Hearing(
         time.monotonic, deaf_after_s=settings.deaf_after_s, silent_after_s=silent_after_s
@@ -117,9 +112,6 @@ async def _run_parts(
         resync_s=settings.resync_s,
         deaf_after_s=settings.deaf_after_s,
     )
-    engines = EngineDirectory(http, settings.api_key_file)
-    recorder = EventRecorder(api, time.time, socket.gethostname())
-    workers = Workers(queue, Reconciler(api, engines, recorder, metrics, time.time), metrics)
     watches = Watches(api, settings.namespaces, Ears(hearing, queue, metrics))
     async with serve_probe(hearing, settings.host, settings.liveness_port):
         await _run_until_one_ends(

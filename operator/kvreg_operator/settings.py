@@ -15,12 +15,14 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from kvreg_operator.clients.errors import InvalidSettings
-
 ENV_PREFIX = "KVREG_OPERATOR_"
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # Kubernetes puts these into every pod beside a Service called "kvreg-operator".
 _SERVICE_LINK = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
+
+
+class InvalidSettings(Exception):
+    """The environment holds settings that the process cannot start with."""
 
 
 class Settings(BaseSettings):

@@ -9,7 +9,7 @@ from tests.chart.helm import container, pod_template, render, select, variables
 from tests.chart.renderings import CASES, Case
 
 from kvreg_operator.crd.profile import TargetRef
-from kvreg_operator.manifests.rendering import CONFIG_FILE_VARIABLE, MOUNT_PATH, VOLUME_NAME
+from kvreg_operator.manifests.stateful_set import CONFIG_FILE_VARIABLE, MOUNT_PATH, VOLUME_NAME
 from kvreg_service.setting_names import ENV_PREFIX, environment_name
 from kvreg_service.settings import Settings, load_settings
 

@@ -10,8 +10,8 @@ from tests.chart.renderings import CASES, EVERYTHING
 from tests.operator.objects import make_profile
 
 from kvreg_operator.crd.profile import MAX_TARGET_NAME_LENGTH
-from kvreg_operator.manifests.rendering import MOUNT_PATH, VOLUME_NAME
-from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.manifests.desired_state import render_settings
+from kvreg_operator.manifests.stateful_set import MOUNT_PATH, VOLUME_NAME
 from kvreg_service.settings import Settings
 
 PROFILE_SETTINGS = ("lanes", "entries", "current_state", "anchors")
@@ -50,7 +50,7 @@ def test_setting_of_the_profile_is_taken_where_nobody_is_in_charge() -> None:
 
 def test_refused_settings_are_those_that_a_profile_renders() -> None:
     profile = make_profile(lanes=1, registryEntries=1, currentState="Keep", anchors=1)
-    rendered = dict(build_settings_document("p", profile.spec).settings)
+    rendered = dict(render_settings(profile).settings)
     assert set(rendered) == {*PROFILE_SETTINGS, "profile"}
 
 

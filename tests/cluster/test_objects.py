@@ -18,8 +18,7 @@ from tests.cluster.harness.definitions import GATEWAY, MONITORING, Origin, ensur
 from tests.cluster.harness.places import find_cache
 from tests.cluster.harness.release import CHART, PROFILES, Release, base_values
 
-from kvreg_operator.crd.profile import TargetRef
-from kvreg_operator.manifests.rendering import build_template_patch
+from kvreg_operator.manifests.stateful_set import build_template_patch
 
 GATEWAY_EXAMPLE = CHART / "examples" / "affinity" / "envoy-gateway.yaml"
 CRD = CHART / "files" / "kvregistryprofiles.yaml"
@@ -95,7 +94,10 @@ def test_apply_of_the_operator_does_not_bring_a_target_back(
     release = make_release()
     target = cluster.get("statefulsets", release.name, release.namespace)
     manifest = build_template_patch(
-        namespace=release.namespace, target=TargetRef(name=release.name), settings_hash="abc"
+        namespace=release.namespace,
+        target_name=release.name,
+        container="engine",
+        settings_hash="abc",
     )
     manifest["metadata"] |= {name: target["metadata"][name] for name in ("uid", "resourceVersion")}
     release.kubectl("delete", "statefulset", release.name, "--wait")

@@ -10,14 +10,14 @@ import httpx
 from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
 from tests.operator.fake_api import FakeApi, Manifest, path_of
-from tests.operator.objects import TARGET
+from tests.operator.objects import TARGET, make_profile
 
 from kvreg_operator.clients.api_server import ClusterApi
-from kvreg_operator.crd.profile import KVRegistryProfile, ProfileSpec
-from kvreg_operator.manifests.rendering import build_template_patch
-from kvreg_operator.manifests.settings_document import build_settings_document
-from kvreg_operator.observe.engine_directory import EngineDirectory
-from kvreg_operator.observe.targets import TargetKey
+from kvreg_operator.crd.profile import KVRegistryProfile
+from kvreg_operator.manifests.desired_state import render_settings
+from kvreg_operator.manifests.stateful_set import build_template_patch
+from kvreg_operator.observe.engines import Engines
+from kvreg_operator.reconcile.target_queue import TargetKey
 
 KEY = TargetKey("serving", TARGET)
 SPEC = {"targetRef": {"name": TARGET}, "lanes": 1, "registryEntries": 2}
@@ -31,8 +31,7 @@ def put_profile(api: FakeApi, name: str = "small", **spec: Any) -> Manifest:
 
 
 def hash_of(name: str = "small", **spec: Any) -> str:
-    asked = ProfileSpec.model_validate({**SPEC, **spec})
-    return build_settings_document(name, asked).hash
+    return render_settings(make_profile(name, **SPEC | spec)).hash
 
 
 def template(api: FakeApi, settings_hash: str | None = None) -> Manifest:
@@ -48,8 +47,9 @@ def template(api: FakeApi, settings_hash: str | None = None) -> Manifest:
     }
     if settings_hash is None:
         return bare
-    target = ProfileSpec.model_validate(SPEC).target_ref
-    patch = build_template_patch(namespace="serving", target=target, settings_hash=settings_hash)
+    patch = build_template_patch(
+        namespace="serving", target_name=TARGET, container="engine", settings_hash=settings_hash
+    )
     patched = patch["spec"]["template"]
     return {
         "metadata": {**bare["metadata"], **patched["metadata"]},
@@ -128,12 +128,18 @@ def read(api: FakeApi, path: str = PROFILE_PATH) -> KVRegistryProfile:
 
 
 @asynccontextmanager
-async def clients(
-    api: FakeApi, **directory: Any
-) -> AsyncIterator[tuple[ClusterApi, EngineDirectory]]:
+async def clients(api: FakeApi, **engines: Any) -> AsyncIterator[tuple[ClusterApi, Engines]]:
     """Serve the fake, and connect real clients with it."""
     async with api.serve():
         configuration = Configuration(host=api.url)
         async with ApiClient(configuration) as client, httpx.AsyncClient(trust_env=False) as http:
-            engines = EngineDirectory(http, **{"api_key_file": None, **directory})
-            yield ClusterApi(client), engines
+            yield ClusterApi(client), Engines(http, **{"api_key_file": None, **engines})
+
+
+def refresh(api: FakeApi) -> None:
+    """Give the pods the port that the fake listens on."""
+    for path, manifest in list(api.objects.items()):
+        if "/pods/" in path:
+            for container in manifest["spec"]["containers"]:
+                for port in container.get("ports", []):
+                    port["containerPort"] = api.port

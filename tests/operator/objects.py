@@ -13,9 +13,14 @@ from kvreg_operator.crd.profile import (
     ProfileSpec,
     ProfileStatus,
 )
-from kvreg_operator.manifests.rendering import config_map_name
-from kvreg_operator.manifests.settings_document import build_settings_document
-from kvreg_operator.plan.observation import EngineState, Fit, Observed, Pod, Target
+from kvreg_operator.manifests.config_map import config_map_name
+from kvreg_operator.manifests.desired_state import (
+    DesiredState,
+    build_desired_state,
+    render_settings,
+)
+from kvreg_operator.plan.observation import EngineState, Fit, Observation, Pod, Target
+from kvreg_operator.plan.planning import Plan, plan
 
 NOW_S = 1_800_000_000.0
 TARGET = "chat"
@@ -50,7 +55,7 @@ def make_profile(
 
 
 def hash_of(profile: KVRegistryProfile) -> str:
-    return build_settings_document(profile.metadata.name, profile.spec).hash
+    return render_settings(profile).hash
 
 
 def effective_of(spec: ProfileSpec) -> EffectiveSettings:
@@ -121,14 +126,25 @@ def make_target(served: KVRegistryProfile | None, replicas: int, **changes: Any)
     return replace(target, **changes)
 
 
-def observe(template: KVRegistryProfile | None, *pods: Pod, **changes: Any) -> Observed:
+def desire(profile: KVRegistryProfile, target: Target) -> DesiredState:
+    return build_desired_state(
+        profile, target_uid=target.uid, template=target.template, claims=target.claims
+    )
+
+
+def plan_for(profile: KVRegistryProfile, observation: Observation, now_s: float) -> Plan:
+    """Plan for a profile in what was observed for any."""
+    return plan(replace(observation, profile=profile), now_s)
+
+
+def observe(template: KVRegistryProfile | None, *pods: Pod, **changes: Any) -> Observation:
     """Observe a target with as many replicas as there are pods, and the ConfigMaps in use."""
     used = {pod.config_map for pod in pods if pod.config_map is not None}
     target = make_target(template, len(pods))
     if target.config_map is not None:
         used.add(target.config_map)
     return replace(
-        Observed(target=target, pods=pods, config_maps=frozenset(used)),
+        Observation(make_profile(), target=target, pods=pods, config_maps=frozenset(used)),
         **changes,
     )
 

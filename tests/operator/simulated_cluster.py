@@ -12,7 +12,7 @@ from typing import assert_never
 from tests.operator.objects import FITS, NOW_S, TARGET, TOO_LARGE, effective_of, hash_of
 
 from kvreg_operator.crd.profile import KVRegistryProfile, Metadata, ProfileSpec, ProfileStatus
-from kvreg_operator.manifests.rendering import config_map_name
+from kvreg_operator.manifests.config_map import config_map_name
 from kvreg_operator.plan.actions import (
     Action,
     ApplyConfigMap,
@@ -28,7 +28,7 @@ from kvreg_operator.plan.observation import (
     EngineState,
     Fit,
     FitJob,
-    Observed,
+    Observation,
     Pod,
     Target,
     UpdateStrategy,
@@ -160,7 +160,7 @@ class SimulatedCluster:
         fits = self.profile.spec.registry_entries <= MAX_ENTRIES_THAT_FIT
         return FITS if fits else TOO_LARGE
 
-    def observe(self) -> Observed:
+    def observe(self) -> Observation:
         template = self.template_hash
         target = Target(
             uid="uid-of-target",
@@ -210,7 +210,8 @@ class SimulatedCluster:
             answer = job.answer if has_ended and not job.is_lost else None
             failure = "DeadlineExceeded" if has_ended and job.is_lost else None
             jobs.append(FitJob(name, answer, failure))
-        return Observed(target, tuple(pods), frozenset(self.config_maps), self.others, tuple(jobs))
+        maps = frozenset(self.config_maps)
+        return Observation(self.profile, target, tuple(pods), maps, self.others, tuple(jobs))
 
     def reconcile(self, arrival: int | None = None) -> Plan:
         """Observe, plan, execute and write the status: one pass of the operator.
@@ -218,7 +219,7 @@ class SimulatedCluster:
         With ``arrival``, a request comes to that pod between the look at it and the execution.
         """
         self.specs[hash_of(self.profile)] = self.profile.spec
-        planned = plan(self.profile, self.observe(), NOW_S + self.ticks * TICK_S)
+        planned = plan(self.observe(), NOW_S + self.ticks * TICK_S)
         touching = [a for a in planned.actions if isinstance(a, DrainPod | DeletePod)]
         assert len(touching) <= 1, "more than one pod in one pass"
         if arrival is not None and arrival in self.pods and self.pods[arrival].serves:

@@ -15,8 +15,9 @@ from tests.operator.objects import make_profile
 from kvreg_operator.clients.engine import EngineClient
 from kvreg_operator.clients.errors import ERROR_CLASSES
 from kvreg_operator.crd import profile as operator_profile
-from kvreg_operator.manifests.rendering import CONFIG_FILE_VARIABLE
-from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.manifests.desired_state import render_settings
+from kvreg_operator.manifests.stateful_set import CONFIG_FILE_VARIABLE
+from kvreg_operator.observe.parsing import settings_to_fit
 from kvreg_operator.reconcile.metrics import OperatorMetrics
 from kvreg_service import settings as service_settings
 from kvreg_service.api.app import create_app
@@ -39,7 +40,7 @@ def codes() -> Iterator[str]:
 
 def test_engine_loads_the_rendered_settings(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    path.write_text(build_settings_document("small", PROFILE.spec).text)
+    path.write_text(render_settings(PROFILE).text)
     loaded = load_settings({"config_file": path})
     assert loaded.profile == "small"
     assert (loaded.lanes, loaded.entries, loaded.anchors) == (2, 3, 1)
@@ -78,11 +79,11 @@ def test_engine_answers_what_the_operator_asks() -> None:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport) as http:
             client = EngineClient(http)
-            before = await client.look("http://engine", PROFILE.spec)
+            settings = settings_to_fit(PROFILE.spec)
+            before = await client.report("http://engine", settings)
             await client.drain("http://engine")
-            after = await client.look("http://engine", PROFILE.spec)
-            assert before.fit is not None
-            return before.is_draining, after.is_draining
+            after = await client.report("http://engine", settings)
+            return before.registry.is_draining, after.registry.is_draining
 
     assert asyncio.run(look_and_drain()) == (False, True)
 
@@ -93,7 +94,8 @@ def test_engine_s_idea_of_its_profile_is_read() -> None:
 
     async def lanes() -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as http:
-            state = await EngineClient(http).look("http://engine", PROFILE.spec)
-            return state.effective.lanes
+            settings = settings_to_fit(PROFILE.spec)
+            report = await EngineClient(http).report("http://engine", settings)
+            return report.registry.profile.lanes
 
     assert asyncio.run(lanes()) == engine.snapshot().profile.lanes

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvreg_operator.clients.errors import InvalidSettings
-from kvreg_operator.settings import ENV_PREFIX, load_settings
+from kvreg_operator.settings import ENV_PREFIX, InvalidSettings, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,15 @@ from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
-from kvreg_operator.clients.errors import OperatorError, PermanentError, TemporaryError, class_of
-from kvreg_operator.crd.profile import GROUP, PLURAL, VERSION
-from kvreg_operator.manifests.rendering import FIELD_MANAGER, Manifest
+from kvreg_operator.clients.errors import (
+    Conflict,
+    NotServed,
+    OperatorError,
+    PermanentError,
+    TemporaryError,
+    class_of,
+)
+from kvreg_operator.crd.profile import FIELD_MANAGER, GROUP, PLURAL, VERSION
 
 # A list of a few thousand objects takes a second; whoever is slower is not well.
 TIMEOUT_S = 15.0
@@ -34,6 +40,7 @@ _JSON = "application/json"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,6 @@ PODS = ResourceKind("/api/v1", "pods")
 CONFIG_MAPS = ResourceKind("/api/v1", "configmaps")
 EVENTS = ResourceKind("/api/v1", "events")
 JOBS = ResourceKind("/apis/batch/v1", "jobs")
-
-
-class NotServed(PermanentError):
-    """The API server has no such object, or no such kind."""
-
-
-class Conflict(TemporaryError):
-    """The object is no longer the one that was looked at."""
 
 
 async def load_cluster_configuration() -> Configuration:

@@ -1,37 +1,54 @@
-"""One engine, asked over HTTP: what it serves, whether it is busy, whether a profile would fit.
+"""One engine over HTTP: what it serves, whether it is busy, whether a profile would fit.
 
-Owns paths, bodies, timeouts and how a failure is classed. It decides nothing from the answers, and
-never asks twice by itself: the next look at the profile does.
+Owns paths, bodies, timeouts and how a failure is classed. It never retries: the next pass does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from kvreg_operator.clients.errors import PermanentError, TemporaryError, class_of
-from kvreg_operator.crd.profile import CurrentState, EffectiveSettings, ProfileSpec
-from kvreg_operator.plan.observation import EngineState, Fit
+from kvreg_operator.clients.errors import (
+    OperatorError,
+    PermanentError,
+    TemporaryError,
+    class_of,
+)
 
-# For a request as a whole, however its answer drips: the engine answers these without waiting for
-# a step, and whoever is slower is not well.
+# For a whole request, also where the answer arrives byte by byte. A healthy engine answers these
+# without waiting for a step.
 TIMEOUT_S = 5.0
-# A registry of the most entries has some 2 MB.
+# A registry with the most entries has some 2 MB.
 MAX_ANSWER_BYTES = 4 << 20
 RETRY_DELAY_S = 10.0
-# Several looks of a readiness probe, and what it takes until every node knows its outcome.
+# Several periods of a readiness probe, and the time until every node knows its outcome.
 DRAIN_GRACE_S = 30
+# What a header can carry, and an engine reads from its file of keys.
+_KEY = re.compile(r"[!-~]+")
 
-_FROM_ENGINE: dict[Literal["keep", "drop"], CurrentState] = {"keep": "Keep", "drop": "Drop"}
 _Answer = TypeVar("_Answer")
 
 
-class _Profile(BaseModel):
+class FitAnswer(BaseModel):
+    """The answer of ``/admin/fit``."""
+
+    fits: bool
+    required_bytes: int
+    available_bytes: int
+    short_by_bytes: int
+
+
+class EffectiveProfile(BaseModel):
+    """The profile in the answer of ``/v1/registry``."""
+
     model: str
     lanes: int
     entries: int
@@ -40,73 +57,68 @@ class _Profile(BaseModel):
     max_context_tokens: int
 
 
-class _Registry(BaseModel):
-    profile: _Profile
+class Registry(BaseModel):
+    """The answer of ``/v1/registry``."""
+
+    profile: EffectiveProfile
     running: int
     queued: int
     is_draining: bool
 
 
-_REGISTRY = TypeAdapter(_Registry)
-_FIT = TypeAdapter(Fit)
+@dataclass(frozen=True)
+class EngineReport:
+    """What one engine serves, and whether other settings would fit."""
+
+    registry: Registry
+    fit: FitAnswer
+
+
+class NoAddress(TemporaryError):
+    """The pod has no address yet, or the container of the engine has no port."""
+
+
+class KeyUnreadable(PermanentError):
+    """The file of the API key cannot be read, or holds no key."""
+
+
+_REGISTRY = TypeAdapter(Registry)
+_FIT = TypeAdapter(FitAnswer)
 
 
 @dataclass(frozen=True)
 class EngineClient:
     """Asks engines through one ``httpx.AsyncClient``, which its owner closes.
 
-    ``api_key`` is that of an administrator, where the engine has keys: anybody else is shown only
-    requests of its own, and would take a busy engine for idle. ``timeout_s`` is for one request.
+    ``api_key`` is an administrator's, where the engine has keys: any other key shows only its own
+    requests, so that a busy engine looks idle. ``timeout_s`` is for one request.
     """
 
     http: httpx.AsyncClient
     api_key: str | None = None
     timeout_s: float = TIMEOUT_S
 
-    async def look(self, base_url: str, spec: ProfileSpec) -> EngineState:
-        """Read what an engine says of itself, and of the profile ``spec``.
+    async def report(self, base_url: str, settings: Mapping[str, object]) -> EngineReport:
+        """Return what an engine serves, and whether ``settings`` would fit.
 
         Raises:
             TemporaryError: It does not answer, or not now.
-            PermanentError: It refuses, as for want of an administrator's key, or it is no kvreg.
+            PermanentError: It refuses, as without an administrator's key, or it is no kvreg.
         """
-        # First, because it also shows whether the key is good enough for the second answer.
-        fit = await self.fit(base_url, spec)
+        # First: it fails for a key that does not show all requests in the second answer.
+        fit = await self._ask("POST", f"{base_url}/admin/fit", _FIT, settings)
         registry = await self._ask("GET", f"{base_url}/v1/registry", _REGISTRY)
-        said = registry.profile
-        return EngineState(
-            effective=EffectiveSettings(
-                lanes=said.lanes,
-                registry_entries=said.entries,
-                current_state=_FROM_ENGINE[said.current_state],
-                anchors=said.anchors,
-                max_context_tokens=said.max_context_tokens,
-                model=said.model,
-            ),
-            running=registry.running,
-            queued=registry.queued,
-            is_draining=registry.is_draining,
-            fit=fit,
-        )
+        return EngineReport(registry, fit)
 
-    async def fit(self, base_url: str, spec: ProfileSpec) -> Fit:
-        """Ask whether the profile would fit the memory of the engine.
-
-        Raises:
-            TemporaryError: It does not answer, or not now.
-            PermanentError: It refuses the question.
-        """
-        question: dict[str, object] = {
-            "lanes": spec.lanes,
-            "entries": spec.registry_entries,
-            "current_state": spec.current_state.lower(),
-        }
-        if spec.anchors is not None:
-            question["anchors"] = spec.anchors
-        return await self._ask("POST", f"{base_url}/admin/fit", _FIT, question)
+    async def try_report(self, base_url: str, settings: Mapping[str, object]) -> EngineReport | str:
+        """Return the report, or why there is none."""
+        try:
+            return await self.report(base_url, settings)
+        except OperatorError as err:
+            return str(err)
 
     async def drain(self, base_url: str) -> None:
-        """Let the engine not be ready at once, and take nothing new after a grace. Idempotent.
+        """Make the engine not ready at once, and refuse new requests after a grace. Idempotent.
 
         Raises:
             TemporaryError: It does not answer, or not now.
@@ -119,7 +131,7 @@ class EngineClient:
         method: Literal["GET", "POST"],
         url: str,
         shape: TypeAdapter[_Answer],
-        body: dict[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
     ) -> _Answer:
         content = await self._send(method, url, body)
         try:
@@ -128,7 +140,7 @@ class EngineClient:
             raise PermanentError(f"{method} {url}: not the answer of an engine: {err}") from err
 
     async def _send(
-        self, method: Literal["GET", "POST"], url: str, body: dict[str, object] | None
+        self, method: Literal["GET", "POST"], url: str, body: Mapping[str, object] | None
     ) -> bytes:
         headers = {"accept-encoding": "identity"}
         if self.api_key is not None:
@@ -182,3 +194,21 @@ def _code_of(content: bytes) -> str | None:
 def _retry_after_s(response: httpx.Response) -> float:
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else RETRY_DELAY_S
+
+
+def read_key(path: Path) -> str | None:
+    """Return the key that a file holds, or None where it holds nothing.
+
+    Raises:
+        KeyUnreadable: It cannot be read, or is no key. The message does not show it.
+    """
+    try:
+        text = path.read_bytes().decode("ascii").strip()
+    except OSError as err:
+        raise KeyUnreadable(f"the API key cannot be read: {path}: {err.strerror}") from None
+    except UnicodeDecodeError:
+        text = " "
+    if text and _KEY.fullmatch(text) is None:
+        shape = "one line of printable ASCII without spaces"
+        raise KeyUnreadable(f"the API key cannot be read: {path} has to hold {shape}")
+    return text or None

@@ -63,8 +63,12 @@ class PermanentError(OperatorError):
     """Only a change by a person helps."""
 
 
-class InvalidSettings(PermanentError):
-    """The process was told something that it cannot start with."""
+class NotServed(PermanentError):
+    """The API server has no such object, or no such kind."""
+
+
+class Conflict(TemporaryError):
+    """The object has changed since it was read."""
 
 
 def class_of(code: str | None, status: int) -> Class:

@@ -8,7 +8,7 @@ is written from it. It decides nothing; what the values mean to an engine is in
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
@@ -19,6 +19,10 @@ KIND = "KVRegistryProfile"
 PLURAL = "kvregistryprofiles"
 SINGULAR = "kvregistryprofile"
 SHORT_NAME = "kvrp"
+
+# How the operator names itself: as the manager of the fields and of the objects that it writes.
+FIELD_MANAGER = "kvreg-operator"
+TARGET_LABEL = f"{GROUP}/target"
 
 # The engine's own bounds; a contract test compares.
 MAX_LANES = 64
@@ -240,3 +244,11 @@ class KVRegistryProfile(ResourcePart):
     metadata: Metadata
     spec: ProfileSpec
     status: ProfileStatus = ProfileStatus()
+
+
+def find_target_name(manifest: Any) -> str | None:
+    """Return the StatefulSet that a profile names, also of a profile that cannot be parsed."""
+    spec = manifest.get("spec")
+    ref = spec.get("targetRef") if isinstance(spec, dict) else None
+    name = ref.get("name") if isinstance(ref, dict) else None
+    return name if isinstance(name, str) else None

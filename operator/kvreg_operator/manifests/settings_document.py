@@ -1,11 +1,10 @@
-"""The file of settings that a profile becomes, and the hash that names it.
+"""The settings file that a profile renders to, and the hash that names it.
 
-Owns the translation from the words of the resource to those of the engine. Which file is mounted
-where is in ``rendering``.
+Owns the translation from the fields of the resource to the settings of the engine.
 
-A new version of the operator must give an old profile the same hash, or upgrading it would restart
+A new version of the operator must give an old profile the same hash, or its upgrade would restart
 every engine. So only what the spec says is rendered: a later optional field is left out while it
-is not set, and no default of the operator's own enters.
+is not set, and the operator adds no defaults of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from kvreg_operator.crd.profile import ProfileSpec
-
-# Forty bits more than what tells apart the few profiles that one target ever has.
+# 64 bits: far more than the few profiles of one target need.
 _HASH_LENGTH = 16
 
 SettingValue = str | int
@@ -24,9 +21,9 @@ SettingValue = str | int
 
 @dataclass(frozen=True)
 class SettingsDocument:
-    """The settings of one profile, and the text that asked for a restart.
+    """The settings of one profile, and its ``restartId``.
 
-    ``hash`` covers both: another hash means other pods.
+    ``hash`` covers both: pods with another hash are replaced.
     """
 
     settings: tuple[tuple[str, SettingValue], ...]
@@ -46,17 +43,25 @@ class SettingsDocument:
         return hashlib.sha256(_canonical(content).encode()).hexdigest()[:_HASH_LENGTH]
 
 
-def build_settings_document(name: str, spec: ProfileSpec) -> SettingsDocument:
-    """Translate the spec of the profile ``name``."""
+def build_settings_document(
+    *,
+    profile: str,
+    lanes: int,
+    registry_entries: int,
+    current_state: str,
+    anchors: int | None,
+    restart_id: str | None,
+) -> SettingsDocument:
+    """Translate the spec of the profile with that name."""
     settings: dict[str, SettingValue] = {
-        "profile": name,
-        "lanes": spec.lanes,
-        "entries": spec.registry_entries,
-        "current_state": spec.current_state.lower(),
+        "profile": profile,
+        "lanes": lanes,
+        "entries": registry_entries,
+        "current_state": current_state.lower(),
     }
-    if spec.anchors is not None:
-        settings["anchors"] = spec.anchors
-    return SettingsDocument(tuple(sorted(settings.items())), spec.restart_id)
+    if anchors is not None:
+        settings["anchors"] = anchors
+    return SettingsDocument(tuple(sorted(settings.items())), restart_id)
 
 
 def _canonical(content: dict[str, object] | dict[str, SettingValue]) -> str:

@@ -1,15 +1,14 @@
-"""One look at a target: its profiles, its objects and its engines, as they are now.
+"""One observation of a target: its profiles, its objects and its engines, as they are now.
 
-Owns what is asked of the API server, in which order, and what is done with a profile that cannot be
-read: it is passed over with a complaint, and keeps its seniority. It decides nothing from what it
-sees.
+Owns what is read from the API server, in which order, and what happens to a profile that cannot be
+parsed: it is skipped with a warning, and keeps its seniority.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,107 +20,123 @@ from kvreg_operator.clients.api_server import (
     PROFILES,
     STATEFUL_SETS,
     ClusterApi,
+    Manifest,
 )
-from kvreg_operator.clients.errors import PermanentError
-from kvreg_operator.crd.profile import KVRegistryProfile, Metadata, ProfileSpec, ProfileStatus
-from kvreg_operator.manifests.rendering import TARGET_LABEL, Manifest
-from kvreg_operator.observe.engine_directory import EngineDirectory
-from kvreg_operator.observe.reading import is_controlled_by, read_observed
-from kvreg_operator.observe.targets import TargetKey, find_target
-from kvreg_operator.plan.observation import EngineState, Observed
-from kvreg_operator.plan.planning import Event
-from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.clients.errors import TemporaryError
+from kvreg_operator.crd.profile import (
+    TARGET_LABEL,
+    KVRegistryProfile,
+    Metadata,
+    find_target_name,
+)
+from kvreg_operator.observe.engines import Engines, Reports
+from kvreg_operator.observe.parsing import (
+    build_observation,
+    is_controlled_by,
+    parse_profile,
+    settings_to_fit,
+)
+from kvreg_operator.plan.observation import Observation
+
+# Several times what a slow API server and the slowest engines take together.
+TIMEOUT_S = 120.0
+RETRY_DELAY_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Look:
-    """What was seen of one profile."""
-
-    profile: KVRegistryProfile
-    observed: Observed
+# Records a warning event: about which profile, its reason, its message.
+Warn = Callable[[Metadata, str, str], Awaitable[None]]
 
 
 class Observer:
-    """Looks at targets. It remembers only which profiles it has complained about."""
+    """Observes targets. It remembers only for which versions of profiles it has warned."""
 
-    def __init__(self, api: ClusterApi, engines: EngineDirectory, recorder: EventRecorder) -> None:
+    def __init__(self, api: ClusterApi, engines: Engines, warn: Warn) -> None:
         self._api = api
         self._engines = engines
-        self._recorder = recorder
+        self._warn = warn
         self._unreadable: dict[str, str] = {}
 
-    async def look(self, target: TargetKey) -> tuple[Look, ...]:
-        """Look at the profiles of a target, the one in charge first. None means nothing to do.
+    async def observe(self, namespace: str, name: str) -> tuple[Observation, ...]:
+        """Observe the StatefulSet ``name`` for each of its profiles, the one in charge first.
+
+        Without a profile there is nothing to observe.
 
         Raises:
             OperatorError: The API server did not answer, or refused, or the key of the engines
                 cannot be read.
         """
-        mine, claims = await self._read_profiles(target)
-        if not mine:
-            self._engines.forget(target)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._observe(namespace, name)
+        except TimeoutError as err:
+            message = f"the look at {namespace}/{name} took longer than {TIMEOUT_S:.0f} s"
+            raise TemporaryError(message, delay_s=RETRY_DELAY_S) from err
+
+    async def _observe(self, namespace: str, name: str) -> tuple[Observation, ...]:
+        profiles, claims = await self._read_profiles(namespace, name)
+        if not profiles:
+            self._engines.forget((namespace, name))
             return ()
-        parts = await self._read_parts(target)
-        engines: dict[str, EngineState] = {}
+        parts = await self._read_parts(namespace, name)
+        reports = Reports()
         senior = min(claims, key=lambda claim: claim.seniority)
-        # Whoever is not in charge does not need to know.
-        if parts["target"] is not None and senior.uid == mine[0].metadata.uid:
+        # Only the profile in charge has a use for the answers.
+        if parts["target"] is not None and senior.uid == profiles[0].metadata.uid:
             uid = parts["target"]["metadata"]["uid"]
             own = [pod for pod in parts["pods"] if is_controlled_by(pod, uid)]
-            engines.update(await self._ask_engines(target, mine[0], own))
+            reports = await self._ask_engines(profiles[0], own)
         return tuple(
-            Look(profile, read_observed(profile, **parts, engines=engines, others=claims))
-            for profile in mine
+            build_observation(profile, **parts, reports=reports.by_uid, others=claims)
+            for profile in profiles
         )
 
     async def _read_profiles(
-        self, target: TargetKey
+        self, namespace: str, name: str
     ) -> tuple[list[KVRegistryProfile], list[Metadata]]:
-        """Return the profiles of a target, and who claims it: also those that cannot be read."""
-        mine, claims = [], []
-        async for manifest in self._api.each(PROFILES, target.namespace):
-            # Before anything else of it is read: a namespace may hold those of many targets.
-            named = find_target("KVRegistryProfile", manifest)
-            if named not in (target, None):
+        """Return the profiles of a target, and the metadata of all, also of unreadable ones."""
+        profiles, claims = [], []
+        async for manifest in self._api.each(PROFILES, namespace):
+            # Before it is parsed: a namespace may hold the profiles of many targets.
+            target_name = find_target_name(manifest)
+            if target_name not in (name, None):
                 continue
             try:
                 metadata = Metadata.model_validate(manifest["metadata"])
                 if metadata.deletion_timestamp is not None:
                     continue
-                if named is not None:
+                if target_name is not None:
                     claims.append(metadata)
-                mine.append(read_profile(manifest))
+                profiles.append(parse_profile(manifest))
             except ValidationError as err:
-                await self._complain(manifest, err)
-        return sorted(mine, key=lambda profile: profile.metadata.seniority), claims
+                await self._warn_unreadable(manifest, err)
+        return sorted(profiles, key=lambda profile: profile.metadata.seniority), claims
 
-    async def _ask_engines(
-        self, target: TargetKey, profile: KVRegistryProfile, pods: list[Manifest]
-    ) -> Mapping[str, EngineState]:
-        try:
-            return await self._engines.ask(target, profile, pods)
-        except PermanentError as err:
-            event = Event("Warning", "KeyUnreadable", str(err))
-            await self._recorder.record(profile.metadata, event)
-            raise
+    async def _ask_engines(self, profile: KVRegistryProfile, pods: list[Manifest]) -> Reports:
+        metadata, ref = profile.metadata, profile.spec.target_ref
+        target = (metadata.namespace, ref.name)
+        settings = settings_to_fit(profile.spec)
+        reports = await self._engines.ask(target, ref.container, settings, pods)
+        if reports.key_error is not None:
+            await self._warn(metadata, "KeyUnreadable", str(reports.key_error))
+            raise reports.key_error
+        return reports
 
-    async def _read_parts(self, target: TargetKey) -> dict[str, Any]:
-        namespace, labels = target.namespace, f"{TARGET_LABEL}={target.name}"
-        stateful_set = await self._api.find(STATEFUL_SETS, namespace, target.name)
+    async def _read_parts(self, namespace: str, name: str) -> dict[str, Any]:
+        labels = f"{TARGET_LABEL}={name}"
+        stateful_set = await self._api.find(STATEFUL_SETS, namespace, name)
         if stateful_set is None:
             return {"target": None, "pods": [], "config_maps": [], "jobs": []}
         pods = await self._api.list_all(PODS, namespace, _selector(stateful_set))
-        # Before their pods: a Job that is seen to have ended has left its answer by then.
+        # Before their pods: a Job that has ended has left its answer in its pod by then.
         jobs = await self._api.list_all(JOBS, namespace, labels)
         if jobs:
             pods += await self._api.list_all(PODS, namespace, labels)
         config_maps = await self._api.list_all(CONFIG_MAPS, namespace, labels)
         return {"target": stateful_set, "pods": pods, "config_maps": config_maps, "jobs": jobs}
 
-    async def _complain(self, manifest: Manifest, err: ValidationError) -> None:
-        """Say once per version why a profile is passed over."""
+    async def _warn_unreadable(self, manifest: Manifest, err: ValidationError) -> None:
+        """Say once per version why a profile is skipped."""
         metadata = manifest["metadata"]
         uid, version = str(metadata.get("uid")), str(metadata.get("resourceVersion"))
         if self._unreadable.get(uid) == version:
@@ -138,27 +153,11 @@ class Observer:
             about = Metadata.model_validate(metadata)
         except ValidationError:
             return
-        event = Event("Warning", "Unreadable", f"passed over: {message}: {problems}")
-        await self._recorder.record(about, event)
-
-
-def read_profile(manifest: Manifest) -> KVRegistryProfile:
-    """Read a profile. A status that cannot be read is taken for none: it is written anew.
-
-    Raises:
-        ValidationError: What is asked cannot be read, as a value of a newer definition.
-    """
-    metadata = Metadata.model_validate(manifest.get("metadata"))
-    spec = ProfileSpec.model_validate(manifest.get("spec"))
-    try:
-        status = ProfileStatus.model_validate(manifest.get("status") or {})
-    except ValidationError:
-        status = ProfileStatus()
-    return KVRegistryProfile(metadata=metadata, spec=spec, status=status)
+        await self._warn(about, "Unreadable", f"passed over: {message}: {problems}")
 
 
 def _selector(stateful_set: Manifest) -> str:
-    """Return the StatefulSet's own selector of pods, as a query takes it."""
+    """Return the StatefulSet's own selector of pods, as a query parameter."""
     selector = stateful_set["spec"]["selector"]
     terms = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
     for each in selector.get("matchExpressions") or []:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvreg_operator.crd.profile import KVRegistryProfile
-from kvreg_operator.plan.fleet import Fleet
-from kvreg_operator.plan.observation import Observed
+from kvreg_operator.plan.observation import Observation
+from kvreg_operator.plan.target_state import TargetState
 
 RefusalReason = Literal["Conflict", "TargetNotFound", "ContainerNotFound", "DoesNotFit"]
 
@@ -24,32 +23,32 @@ class Refusal:
     message: str
 
 
-def find_refusal(
-    profile: KVRegistryProfile, observed: Observed, fleet: Fleet | None
-) -> Refusal | None:
-    """Return why the profile is refused, or None. What is served already fits, whoever doubts it.
+def find_refusal(observation: Observation, state: TargetState | None) -> Refusal | None:
+    """Return why the profile is refused, or None. A profile that is served already is not judged.
 
-    ``fleet`` is what is there of the target, and None where there is no target or no engine in it.
+    ``state`` is None where there is no target, or no engine in it.
     """
+    profile = observation.profile
     ref = profile.spec.target_ref
-    elder = min((other.seniority for other in observed.others), default=profile.metadata.seniority)
-    if elder < profile.metadata.seniority:
+    own = profile.metadata.seniority
+    elder = min((other.seniority for other in observation.others), default=own)
+    if elder < own:
         return Refusal(
             "Conflict",
             f"profile {elder[1]} is older and in charge of {ref.kind} {ref.name}; "
             "delete one of the two",
         )
-    if observed.target is None:
+    if observation.target is None:
         return Refusal(
             "TargetNotFound",
             f"{ref.kind} {ref.name} does not exist in namespace {profile.metadata.namespace}",
         )
-    if ref.container not in observed.target.containers:
-        known = ", ".join(observed.target.containers)
+    if ref.container not in observation.target.containers:
+        known = ", ".join(observation.target.containers)
         return Refusal(
             "ContainerNotFound", f"{ref.kind} {ref.name} has no container {ref.container}: {known}"
         )
-    worst = fleet.worst_fit if fleet is not None and fleet.has_work else None
+    worst = state.worst_fit if state is not None and state.has_work else None
     if worst is not None and not worst.fits:
         return Refusal(
             "DoesNotFit",

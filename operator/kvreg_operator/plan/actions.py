@@ -1,10 +1,13 @@
-"""The things that a plan may ask for, one class each. Whoever executes them decides nothing."""
+"""The actions of a plan, one class each, and the events that report them.
+
+An action holds all that its execution needs, down to the conditions of the write. Owns the
+sentences of the events.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from kvreg_operator.manifests.rendering import Manifest
+from typing import Any, Literal, assert_never
 
 
 @dataclass(frozen=True)
@@ -12,7 +15,7 @@ class ApplyConfigMap:
     """Apply an immutable ConfigMap, server-side."""
 
     name: str
-    manifest: Manifest
+    manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class SetUpdateStrategy:
     On condition that the target is the one that was looked at.
     """
 
-    patch: Manifest
+    patch: dict[str, Any]
     resource_version: str
 
 
@@ -35,7 +38,7 @@ class PatchTemplate:
     """
 
     settings_hash: str
-    manifest: Manifest
+    manifest: dict[str, Any]
     uid: str
     resource_version: str
 
@@ -68,7 +71,7 @@ class RunFitJob:
     """Run a Job that computes whether the profile fits."""
 
     name: str
-    manifest: Manifest
+    manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,38 @@ Action = (
     | RunFitJob
     | DeleteFitJob
 )
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event about a profile."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def describe_action(action: Action) -> Event | None:
+    """Return the event of an action that was carried out, if it has one."""
+    match action:
+        case ApplyConfigMap(name=name):
+            return Event("Normal", "SettingsWritten", f"wrote ConfigMap {name}")
+        case SetUpdateStrategy():
+            message = "set updateStrategy to OnDelete: pods are replaced by the operator alone"
+            return Event("Normal", "StrategySet", message)
+        case PatchTemplate(settings_hash=settings_hash):
+            message = f"set the pod template to settings {settings_hash}"
+            return Event("Normal", "TemplatePatched", message)
+        case DrainPod(name=name):
+            return Event("Normal", "Draining", f"{name} is idle and takes nothing new from now on")
+        case DeletePod(name=name):
+            return Event("Normal", "PodReplaced", f"deleted {name}, to be made from the template")
+        case DeleteConfigMap(name=name):
+            return Event("Normal", "SettingsRemoved", f"removed ConfigMap {name}, now unused")
+        case RunFitJob(name=name):
+            message = f"started Job {name}, which computes whether the profile fits"
+            return Event("Normal", "FitAsked", message)
+        case DeleteFitJob():
+            return None
+        case _:
+            assert_never(action)

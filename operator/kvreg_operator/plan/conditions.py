@@ -16,11 +16,13 @@ from kvreg_operator.crd.profile import (
     EffectiveSettings,
     KVRegistryProfile,
     ProfileSpec,
+    ProfileStatus,
 )
 from kvreg_operator.plan.acceptance import Refusal
-from kvreg_operator.plan.fleet import Fleet
+from kvreg_operator.plan.actions import Event
 from kvreg_operator.plan.observation import Pod
 from kvreg_operator.plan.rollout import Step
+from kvreg_operator.plan.target_state import TargetState
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,36 @@ def build_conditions(
     return tuple(conditions)
 
 
-def find_when_refused(refusal: Refusal, fleet: Fleet | None) -> tuple[Finding, ...]:
+def find_condition_events(previous: ProfileStatus, status: ProfileStatus) -> tuple[Event, ...]:
+    """Return the events of the conditions whose status or reason is new."""
+    events = []
+    for condition in status.conditions:
+        earlier = previous.find_condition(condition.type)
+        is_known = (
+            earlier is not None
+            and earlier.status == condition.status
+            and earlier.reason == condition.reason
+        )
+        if not is_known and (event := _describe_condition(condition)) is not None:
+            events.append(event)
+    return tuple(events)
+
+
+def _describe_condition(condition: Condition) -> Event | None:
+    """Describe what is True or Unknown, and a refusal; the ends follow from these."""
+    is_refusal = condition.type == "Accepted" and condition.status == "False"
+    if is_refusal or condition.status == "Unknown":
+        return Event("Warning", condition.reason, condition.message)
+    if condition.status != "True" or condition.type == "Progressing":
+        return None
+    is_bad = condition.type == "Degraded"
+    return Event("Warning" if is_bad else "Normal", condition.reason, condition.message)
+
+
+def find_when_refused(refusal: Refusal, state: TargetState | None) -> tuple[Finding, ...]:
     """Return the conditions of a profile that is not carried out."""
     is_broken = refusal.reason in ("TargetNotFound", "ContainerNotFound")
-    failing = _failures(fleet) if fleet is not None else None
+    failing = _failures(state) if state is not None else None
     if is_broken:
         degraded = Finding("Degraded", "True", refusal.reason, refusal.message)
     else:
@@ -74,25 +102,25 @@ def find_when_refused(refusal: Refusal, fleet: Fleet | None) -> tuple[Finding, .
 
 
 def find_when_accepted(
-    fleet: Fleet, step: Step, *, was_rolling: bool = False
+    state: TargetState, step: Step, *, was_rolling: bool = False
 ) -> tuple[Finding, ...]:
     """Return the conditions of a profile that is carried out."""
     accepted = Finding("Accepted", "True", "Accepted", "the profile makes sense for its target")
     return (
         accepted,
-        _progressing(fleet, step, was_rolling),
-        _ready(fleet),
-        _degraded(fleet, step),
+        _progressing(state, step, was_rolling),
+        _ready(state),
+        _degraded(state, step),
         _deferred(step),
     )
 
 
-def _progressing(fleet: Fleet, step: Step, was_rolling: bool) -> Finding:
+def _progressing(state: TargetState, step: Step, was_rolling: bool) -> Finding:
     if step.waiting is not None and step.waiting.is_deferred:
         return Finding("Progressing", "False", step.waiting.reason, step.waiting.message)
-    if fleet.has_work or fleet.stranded:
+    if state.has_work or state.drained:
         waits = "" if step.waiting is None else f"; {step.waiting.message}"
-        doubt = "" if fleet.unanswered is None else f"; {fleet.unanswered}"
+        doubt = "" if state.fit_failure is None else f"; {state.fit_failure}"
         message = f"pods are replaced one by one{waits}{doubt}"
         return Finding("Progressing", "True", "Rolling", message)
     if step.waiting is not None:
@@ -102,39 +130,40 @@ def _progressing(fleet: Fleet, step: Step, was_rolling: bool) -> Finding:
     return Finding("Progressing", "False", "Complete", "all pods were made from the profile")
 
 
-def _ready(fleet: Fleet) -> Finding:
-    if fleet.target.replicas == 0:
+def _ready(state: TargetState) -> Finding:
+    if state.target.replicas == 0:
         return Finding("Ready", "False", "NoPods", "the target has no replicas")
-    stale = [pod.name for pod in fleet.pods if not fleet.is_current(pod)]
-    if stale or not fleet.is_template_current:
+    stale = [pod.name for pod in state.pods if not state.is_current(pod)]
+    if stale or not state.is_template_current:
         where = ", ".join(stale) or "the pod template"
         message = f"not made from the profile and the present template: {where}"
         return Finding("Ready", "False", "NotServed", message)
-    if fleet.absent:
-        return Finding("Ready", "False", "PodsNotReady", f"not ready: {', '.join(fleet.absent)}")
-    silent = [pod.name for pod in fleet.pods if pod.engine is None]
+    if state.unavailable:
+        names = ", ".join(state.unavailable)
+        return Finding("Ready", "False", "PodsNotReady", f"not ready: {names}")
+    silent = [pod.name for pod in state.pods if pod.engine is None]
     if silent:
         names = ", ".join(silent)
         return Finding("Ready", "Unknown", "EngineUnreachable", f"no answer from {names}")
-    if (difference := _difference(fleet)) is not None:
+    if (difference := _difference(state)) is not None:
         return Finding("Ready", "False", "EffectiveDiffers", difference)
     return Finding("Ready", "True", "Served", "every engine says that it serves the profile")
 
 
-def _degraded(fleet: Fleet, step: Step) -> Finding:
-    if (failing := _failures(fleet)) is not None:
+def _degraded(state: TargetState, step: Step) -> Finding:
+    if (failing := _failures(state)) is not None:
         return failing
-    if (difference := _difference(fleet)) is not None:
+    if (difference := _difference(state)) is not None:
         return Finding("Degraded", "True", "EffectiveDiffers", difference)
     if step.waiting is not None and step.waiting.reason == "IdleTimeout":
         return Finding("Degraded", "True", "IdleTimeout", step.waiting.message)
     return _nothing_failed()
 
 
-def _failures(fleet: Fleet) -> Finding | None:
-    if not fleet.failures:
+def _failures(state: TargetState) -> Finding | None:
+    if not state.failures:
         return None
-    what = ", ".join(fleet.failures)
+    what = ", ".join(state.failures)
     message = f"{what}; the roll stops there, and restoring the spec reverts it"
     return Finding("Degraded", "True", "PodFailing", message)
 
@@ -153,9 +182,9 @@ def _deferred(step: Step) -> Finding:
     return Finding("RolloutDeferred", "True", step.waiting.reason, step.waiting.message)
 
 
-def _difference(fleet: Fleet) -> str | None:
-    for pod in fleet.pods:
-        difference = _difference_of(pod, fleet.spec) if fleet.is_current(pod) else None
+def _difference(state: TargetState) -> str | None:
+    for pod in state.pods:
+        difference = _difference_of(pod, state.spec) if state.is_current(pod) else None
         if difference is not None:
             return difference
     return None

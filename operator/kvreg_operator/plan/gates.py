@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvreg_operator.plan.fleet import Fleet
 from kvreg_operator.plan.observation import Pod
+from kvreg_operator.plan.target_state import TargetState
 
 ProgressReason = Literal["TemplateNotSeen", "PodsNotReady", "Draining"]
 DeferralReason = Literal[
@@ -32,15 +32,15 @@ class Waiting:
     is_deferred: bool = True
 
 
-Passage = Literal["drain", "delete"]
+Removal = Literal["drain", "delete"]
 
 
-def pass_gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
+def check_gate(state: TargetState, pod: Pod, waited_s: float) -> Removal | Waiting:
     """Say how the pod may be taken now, or what it waits for."""
-    rollout = fleet.spec.rollout
+    rollout = state.spec.rollout
     if pod.is_dead or not rollout.wait_for_idle:
         return "delete"
-    if _is_forced(fleet, waited_s):
+    if _is_forced(state, waited_s):
         return "delete"
     if pod.engine is None:
         message = f"{pod.name} has started, but its engine does not say whether it is idle"
@@ -75,24 +75,24 @@ def pass_gate(fleet: Fleet, pod: Pod, waited_s: float) -> Passage | Waiting:
     return Waiting("Busy", message, (pod.name,))
 
 
-def _is_forced(fleet: Fleet, waited_s: float) -> bool:
-    rollout = fleet.spec.rollout
+def _is_forced(state: TargetState, waited_s: float) -> bool:
+    rollout = state.spec.rollout
     return rollout.force and waited_s >= rollout.idle_timeout_seconds
 
 
-def find_doubt_about_fit(fleet: Fleet) -> Waiting | None:
+def find_unknown_fit(state: TargetState) -> Waiting | None:
     """Where an engine serves, one has to have said that the profile fits, forced or not."""
-    serving = tuple(pod.name for pod in fleet.pods if pod.is_available)
-    if not serving or not fleet.stale:
+    serving = tuple(pod.name for pod in state.pods if pod.is_available)
+    if not serving or not state.stale:
         return None
-    if any(pod.engine is not None and pod.engine.fit is not None for pod in fleet.pods):
+    if any(pod.engine is not None and pod.engine.fit is not None for pod in state.pods):
         return None
     return Waiting("FitUnknown", "no engine says whether the profile fits its memory", serving)
 
 
-def find_canary(fleet: Fleet) -> Waiting | None:
+def find_canary(state: TargetState) -> Waiting | None:
     """Say that the canary holds the others, if it does."""
-    canary, held = fleet.spec.canary, tuple(pod.name for pod in fleet.stale)
+    canary, held = state.spec.canary, tuple(pod.name for pod in state.stale)
     if canary is None or not held:
         return None
     message = (
@@ -102,9 +102,9 @@ def find_canary(fleet: Fleet) -> Waiting | None:
     return Waiting("Canary", message, held)
 
 
-def wait_for_absent(fleet: Fleet) -> Waiting | None:
+def wait_for_unavailable(state: TargetState) -> Waiting | None:
     """Say which pods do not serve now, if any."""
-    return wait_for(fleet.absent) if fleet.absent else None
+    return wait_for(state.unavailable) if state.unavailable else None
 
 
 def wait_for(names: tuple[str, ...]) -> Waiting:

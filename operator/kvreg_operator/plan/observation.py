@@ -5,10 +5,10 @@ Owns the shapes between whoever looks and whoever decides. It reads nothing itse
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kvreg_operator.crd.profile import EffectiveSettings, Metadata
+from kvreg_operator.crd.profile import EffectiveSettings, KVRegistryProfile, Metadata
 
 UpdateStrategy = Literal["RollingUpdate", "OnDelete"]
 
@@ -43,12 +43,13 @@ class EngineState:
 class Pod:
     """One pod of the target.
 
-    ``is_started`` says that its container runs and has passed its startup probe. ``engine`` is None
-    when the engine does not answer, ``failure`` names what keeps the container from running (as
-    ``CrashLoopBackOff``), ``unplaced`` why no node takes the pod, and ``config_map`` what it has
-    mounted. ``is_wired`` says that the engine is told to read that. ``ends_at_s`` is when a pod
-    that is being deleted should be gone, in seconds since the epoch, and ``revision`` the
-    controller's name for the template that the pod was made from.
+    - ``is_started``: its container runs and has passed its startup probe.
+    - ``engine``: None when the engine does not answer.
+    - ``failure``: what keeps the container from running, as ``CrashLoopBackOff``.
+    - ``unschedulable``: why no node takes the pod.
+    - ``config_map``: what it mounts. ``mounts_settings``: the engine is configured to read it.
+    - ``ends_at_s``: when a terminating pod should be gone, in seconds since the epoch.
+    - ``revision``: the controller's name for the template that the pod was created from.
     """
 
     name: str
@@ -62,9 +63,9 @@ class Pod:
     is_terminating: bool
     engine: EngineState | None
     failure: str | None = None
-    unplaced: str | None = None
+    unschedulable: str | None = None
     ends_at_s: float | None = None
-    is_wired: bool = True
+    mounts_settings: bool = True
 
     @property
     def is_available(self) -> bool:
@@ -97,8 +98,8 @@ class Target:
     ``settings_hash`` and ``config_map`` are those of its pod template, and ``update_revision`` the
     controller's name for it. The controller has seen the template once ``observed_generation``
     reaches ``generation``. ``resource_version`` is that of the whole object, ``template`` the pod
-    template as it is written, and ``claims`` the volumes that each pod gets a claim of its own for.
-    ``is_wired`` says that the template tells the engine to read what it mounts.
+    template as it is written, and ``claims`` the names of its volume claim templates.
+    ``mounts_settings`` says that the template configures the engine to read what it mounts.
     """
 
     uid: str
@@ -114,7 +115,7 @@ class Target:
     first_ordinal: int = 0
     template: dict[str, Any] = field(default_factory=dict)
     claims: tuple[str, ...] = ()
-    is_wired: bool = True
+    mounts_settings: bool = True
 
     @property
     def ordinals(self) -> range:
@@ -136,16 +137,23 @@ class FitJob:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Everything that a plan follows from, beside the profile itself and the time.
+class Observation:
+    """Everything that the plan for one profile follows from, except the time.
 
-    ``config_maps`` are the names of those the operator made for the target, ``fit_jobs`` its Jobs
-    for it, and ``others`` is of the other profiles of the same target, also of those that cannot be
-    read.
+    ``config_maps`` are the names of those that the operator created for the target, ``fit_jobs``
+    its Jobs for it, and ``others`` is the metadata of the other profiles of the same target,
+    including those that cannot be parsed.
     """
 
+    profile: KVRegistryProfile
     target: Target | None
     pods: tuple[Pod, ...] = ()
     config_maps: frozenset[str] = frozenset()
     others: tuple[Metadata, ...] = ()
     fit_jobs: tuple[FitJob, ...] = ()
+
+    def with_failed_fit_job(self, name: str, failure: str) -> Observation:
+        """Return the observation with a failed Job of that name, unless there is one already."""
+        if name in {job.name for job in self.fit_jobs}:
+            return self
+        return replace(self, fit_jobs=(*self.fit_jobs, FitJob(name, None, failure)))

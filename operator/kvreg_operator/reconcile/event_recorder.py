@@ -1,8 +1,8 @@
-"""Kubernetes Events about profiles: what a person reads in ``kubectl describe``.
+"""Kubernetes Events about profiles.
 
-Owns that nobody is flooded: the same sentence about the same profile raises a count, and, unless it
-tells of something that was done, that at most once in a while. An event that cannot be written is
-lost, with a line in the log.
+Owns their rate: the same event of the same profile raises a count, and, unless it reports an
+action, at most once in ``REPEAT_AFTER_S``. An event that cannot be written is lost, with a line in
+the log.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvreg_operator.clients.api_server import EVENTS, ClusterApi
+from kvreg_operator.clients.api_server import EVENTS, ClusterApi, Manifest
 from kvreg_operator.clients.errors import OperatorError
 from kvreg_operator.crd.profile import (
+    FIELD_MANAGER,
     GROUP,
     KIND,
     VERSION,
@@ -22,8 +23,7 @@ from kvreg_operator.crd.profile import (
     as_kubernetes_time,
     moment_of,
 )
-from kvreg_operator.manifests.rendering import FIELD_MANAGER, Manifest
-from kvreg_operator.plan.planning import Event
+from kvreg_operator.plan.actions import Event
 
 REPEAT_AFTER_S = 600.0
 # The API server keeps events for an hour.
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Told:
+class _Recorded:
     name: str
     first_s: float
     last_s: float
@@ -49,39 +49,47 @@ class EventRecorder:
         self._api = api
         self._clock = clock
         self._instance = instance
-        self._told: dict[tuple[str, Event], _Told] = {}
+        self._recorded: dict[tuple[str, Event], _Recorded] = {}
 
     async def record(self, about: Metadata, event: Event, *, was_done: bool = False) -> None:
-        """Tell an event of a profile; unless ``was_done``, once within ``REPEAT_AFTER_S``."""
+        """Record an event; unless ``was_done``, the same one once within ``REPEAT_AFTER_S``."""
         now_s = self._clock()
-        self._told = {k: t for k, t in self._told.items() if now_s - t.first_s < FORGET_AFTER_S}
+        self._recorded = {
+            key: each
+            for key, each in self._recorded.items()
+            if now_s - each.first_s < FORGET_AFTER_S
+        }
         key = (about.uid, event)
-        told = self._told.get(key)
-        if not was_done and told is not None and now_s - told.last_s < REPEAT_AFTER_S:
+        known = self._recorded.get(key)
+        if not was_done and known is not None and now_s - known.last_s < REPEAT_AFTER_S:
             return
         _logger.info(
             event.message,
             extra={"fields": {"profile": _name_of(about), "reason": event.reason}},
         )
         try:
-            if told is None or not await self._raise_count(about, told, now_s):
-                told = _Told(f"{about.name}.{uuid.uuid4().hex[:16]}", now_s, now_s, 1)
-                manifest = build_event(about, event, told.name, now_s, self._instance)
+            if known is None or not await self._raise_count(about, known, now_s):
+                known = _Recorded(f"{about.name}.{uuid.uuid4().hex[:16]}", now_s, now_s, 1)
+                manifest = build_event(about, event, known.name, now_s, self._instance)
                 await self._api.ensure_created(EVENTS, manifest)
         except OperatorError as err:
             _logger.warning("an event of %s is lost: %s", _name_of(about), err)
         else:
-            self._told[key] = told
+            self._recorded[key] = known
 
-    async def _raise_count(self, about: Metadata, told: _Told, now_s: float) -> bool:
-        patch = {"count": told.count + 1, "lastTimestamp": as_kubernetes_time(moment_of(now_s))}
-        patched = await self._api.merge_patch(EVENTS, about.namespace, told.name, patch)
-        told.last_s, told.count = now_s, told.count + 1
+    async def warn(self, about: Metadata, reason: str, message: str) -> None:
+        """Record a warning, once within ``REPEAT_AFTER_S``."""
+        await self.record(about, Event("Warning", reason, message))
+
+    async def _raise_count(self, about: Metadata, known: _Recorded, now_s: float) -> bool:
+        patch = {"count": known.count + 1, "lastTimestamp": as_kubernetes_time(moment_of(now_s))}
+        patched = await self._api.merge_patch(EVENTS, about.namespace, known.name, patch)
+        known.last_s, known.count = now_s, known.count + 1
         return patched is not None
 
 
 def build_event(about: Metadata, event: Event, name: str, now_s: float, instance: str) -> Manifest:
-    """Build an event about a profile that is told for the first time."""
+    """Build the first event of its kind about a profile."""
     moment = as_kubernetes_time(moment_of(now_s))
     return {
         "apiVersion": "v1",

@@ -1,11 +1,12 @@
-"""One plan, carried out: each action becomes one request, on the conditions it names.
+"""Plans, carried out: the status first, then one request for each action, then its event.
 
-Owns the translation of actions to requests. It decides nothing: what to do, in which order, and
-what comes after a failure is in the plan, and in the next look.
+Owns the translation of actions into requests. What to do, and in which order, is the plan's; what
+comes after a failure, the next pass'.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from kvreg_operator.clients.api_server import (
@@ -13,14 +14,12 @@ from kvreg_operator.clients.api_server import (
     CONFLICT_DELAY_S,
     JOBS,
     PODS,
+    PROFILES,
     STATEFUL_SETS,
     ClusterApi,
-    Conflict,
+    Manifest,
 )
-from kvreg_operator.clients.errors import PermanentError
-from kvreg_operator.crd.profile import KVRegistryProfile
-from kvreg_operator.manifests.rendering import Manifest
-from kvreg_operator.observe.engine_directory import EngineDirectory
+from kvreg_operator.clients.errors import Conflict, PermanentError
 from kvreg_operator.plan.actions import (
     Action,
     ApplyConfigMap,
@@ -31,28 +30,107 @@ from kvreg_operator.plan.actions import (
     PatchTemplate,
     RunFitJob,
     SetUpdateStrategy,
+    describe_action,
 )
+from kvreg_operator.plan.planning import Plan
+from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.reconcile.target_queue import TargetKey
+
+# Drains the engine of a pod, in the container of that name.
+Drain = Callable[[Manifest, str], Awaitable[None]]
+
+
+class Executor:
+    """Carries out plans.
+
+    It remembers the last Job of each target that the API server refused for good: that Job counts
+    as one that failed, until a plan would delete it.
+    """
+
+    def __init__(self, api: ClusterApi, drain: Drain, recorder: EventRecorder) -> None:
+        self._api = api
+        self._drain = drain
+        self._recorder = recorder
+        self._refused_jobs: dict[TargetKey, tuple[str, str]] = {}
+
+    def find_refused_job(self, target: TargetKey) -> tuple[str, str] | None:
+        """Return name and failure of the Job that was refused, if any."""
+        return self._refused_jobs.get(target)
+
+    def forget(self, target: TargetKey) -> None:
+        """Forget a target that no profile names any more."""
+        self._refused_jobs.pop(target, None)
+
+    async def write_status(self, plan: Plan) -> bool:
+        """Write the status of a plan; return False for a profile that was deleted.
+
+        Raises:
+            Conflict: The profile has changed since it was observed.
+            OperatorError: The API server did not answer, or refused.
+        """
+        metadata = plan.profile.metadata
+        patch = {
+            "metadata": {"resourceVersion": metadata.resource_version},
+            # As JSON it holds a null for each field without a value, which removes the field.
+            "status": plan.status.model_dump(mode="json", by_alias=True),
+        }
+        patched = await self._api.merge_patch(
+            PROFILES, metadata.namespace, metadata.name, patch, subresource="status"
+        )
+        return patched is not None
+
+    async def execute(self, plan: Plan) -> None:
+        """Record the events of a plan, and carry out its actions until one fails.
+
+        Raises:
+            OperatorError: As of ``Execution.carry_out``.
+        """
+        metadata, ref = plan.profile.metadata, plan.profile.spec.target_ref
+        for event in plan.events:
+            await self._recorder.record(metadata, event)
+        target = TargetKey(metadata.namespace, ref.name)
+        execution = Execution(self._api, self._drain, target, ref.container)
+        for action in plan.actions:
+            if isinstance(action, DeleteFitJob) and self._forget_job(target, action.name):
+                # It was never created. Another owner's Job may have its name.
+                continue
+            try:
+                await execution.carry_out(action)
+            except PermanentError as err:
+                if isinstance(action, RunFitJob):
+                    self._refused_jobs[target] = (action.name, str(err))
+                message = f"{type(action).__name__}: {err}"
+                await self._recorder.warn(metadata, "ActionFailed", message)
+                raise
+            if (done := describe_action(action)) is not None:
+                await self._recorder.record(metadata, done, was_done=True)
+
+    def _forget_job(self, target: TargetKey, name: str) -> bool:
+        refused = self._refused_jobs.get(target)
+        if refused is None or refused[0] != name:
+            return False
+        del self._refused_jobs[target]
+        return True
 
 
 class Execution:
-    """Carries out the actions of one plan. It remembers which version of the target it made."""
+    """Carries out the actions of one plan. It remembers the version of the target that it made."""
 
-    def __init__(
-        self, api: ClusterApi, engines: EngineDirectory, profile: KVRegistryProfile
-    ) -> None:
+    def __init__(self, api: ClusterApi, drain: Drain, target: TargetKey, container: str) -> None:
         self._api = api
-        self._engines = engines
-        self._namespace = profile.metadata.namespace
-        self._target = profile.spec.target_ref
+        self._drain = drain
+        self._target = target
+        self._container = container
         self._version: str | None = None
 
     async def carry_out(self, action: Action) -> None:
-        """Do what the action says; what is already so is success.
+        """Do what the action says. What is so already counts as done.
 
         Raises:
-            OperatorError: The API server or the engine did not answer, or refused; ``Conflict``
-                where the object is no longer the one that was looked at.
+            Conflict: The object has changed since it was observed.
+            OperatorError: The API server or the engine did not answer, or refused.
         """
+        namespace = self._target.namespace
         match action:
             case ApplyConfigMap(manifest=manifest):
                 await self._api.apply(CONFIG_MAPS, manifest)
@@ -61,22 +139,22 @@ class Execution:
             case PatchTemplate():
                 await self._patch_template(action)
             case DrainPod(name=name, uid=uid):
-                await self._drain(name, uid)
+                await self._drain_pod(name, uid)
             case DeletePod(name=name, uid=uid):
-                await self._api.ensure_deleted(PODS, self._namespace, name, uid)
+                await self._api.ensure_deleted(PODS, namespace, name, uid)
             case DeleteConfigMap(name=name):
-                await self._api.ensure_deleted(CONFIG_MAPS, self._namespace, name)
+                await self._api.ensure_deleted(CONFIG_MAPS, namespace, name)
             case RunFitJob():
                 await self._run_fit_job(action)
             case DeleteFitJob(name=name):
-                await self._api.ensure_deleted(JOBS, self._namespace, name)
+                await self._api.ensure_deleted(JOBS, namespace, name)
             case _:
                 assert_never(action)
 
     async def _set_strategy(self, action: SetUpdateStrategy) -> None:
         patch = _on_condition(action.patch, resourceVersion=action.resource_version)
         patched = await self._api.merge_patch(
-            STATEFUL_SETS, self._namespace, self._target.name, patch
+            STATEFUL_SETS, self._target.namespace, self._target.name, patch
         )
         if patched is None:
             raise Conflict(f"StatefulSet {self._target.name} is gone", delay_s=CONFLICT_DELAY_S)
@@ -90,26 +168,26 @@ class Execution:
     async def _run_fit_job(self, action: RunFitJob) -> None:
         if await self._api.ensure_created(JOBS, action.manifest):
             return
-        # An earlier pass may have made it. Somebody else's would never be seen among ours.
+        # An earlier pass may have created it. One of another owner would never be found again.
         labels: dict[str, str] = action.manifest["metadata"]["labels"]
-        async for job in self._api.each(JOBS, self._namespace):
+        async for job in self._api.each(JOBS, self._target.namespace):
             found: dict[str, str] = job["metadata"].get("labels") or {}
             if job["metadata"]["name"] == action.name and not labels.items() <= found.items():
                 raise PermanentError(f"Job {action.name} is there and is not the operator's own")
 
-    async def _drain(self, name: str, uid: str) -> None:
+    async def _drain_pod(self, name: str, uid: str) -> None:
         # A container that crashed has another address by now.
-        pod = await self._api.find(PODS, self._namespace, name)
+        pod = await self._api.find(PODS, self._target.namespace, name)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
-        await self._engines.drain(pod, self._target.container)
+        await self._drain(pod, self._container)
 
 
 def _on_condition(manifest: Manifest, **condition: str) -> Manifest:
-    """Have the API server refuse the write when the object has changed since it was looked at.
+    """Make the API server refuse the write when the object has changed since it was observed.
 
-    A target that somebody replaced meanwhile may have another strategy, under which a new template
-    would roll at once; one that was deleted must not come back. An apply needs the uid for that:
-    with the version alone it would ask to create the object, which the operator may not.
+    A target that was replaced meanwhile may have another strategy, under which a new template would
+    roll at once; a deleted one must not come back. An apply needs the uid for that: with the
+    version alone it would ask to create the object, which the operator may not.
     """
     return {**manifest, "metadata": {**manifest.get("metadata", {}), **condition}}

@@ -7,15 +7,15 @@ part. All children exist from the start, so that the rate of what never happened
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from kvreg_operator.crd.profile import ConditionType, ProfileStatus
-from kvreg_operator.observe.targets import WatchKind
 from kvreg_operator.plan.gates import DeferralReason
 
+WatchKind = Literal["KVRegistryProfile", "StatefulSet", "Pod"]
 RollResult = Literal["completed", "failed", "superseded"]
 ReconcileResult = Literal["unchanged", "changed", "temporary_error", "permanent_error"]
 
@@ -25,6 +25,7 @@ class OperatorMetrics:
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._statuses: dict[str, Collection[ProfileStatus]] = {}
         self._profiles = Gauge(
             "kvreg_operator_profiles",
             "Profiles of which the condition is true.",
@@ -72,9 +73,13 @@ class OperatorMetrics:
         """Count one look at a profile."""
         self._reconciles.labels(result).inc()
 
-    def show_profiles(self, statuses: Iterable[ProfileStatus]) -> None:
-        """Show how many of all profiles each condition is true of."""
-        true = Count(c.type for status in statuses for c in status.conditions if c.status == "True")
+    def show_profiles(self, target: str, statuses: Collection[ProfileStatus]) -> None:
+        """Show the profiles of a target, in how many of all profiles each condition is true."""
+        self._statuses.pop(target, None)
+        if statuses:
+            self._statuses[target] = statuses
+        shown = [status for each in self._statuses.values() for status in each]
+        true = Count(c.type for status in shown for c in status.conditions if c.status == "True")
         for condition in get_args(ConditionType):
             self._profiles.labels(condition).set(true[condition])
 

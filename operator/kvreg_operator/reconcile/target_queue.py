@@ -1,22 +1,32 @@
-"""When each target is looked at next.
+"""When each target is due for its next pass.
 
-Owns the times. A target is with one worker at a time; what is asked for meanwhile is one more look
-afterwards, however often it was asked for. It makes no look itself.
+Owns the times. One worker holds a target at a time; any number of wakes meanwhile make one more
+pass afterwards. Two profiles of one target share a key, so that they never run concurrently.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from kvreg_operator.observe.targets import TargetKey
-
-# Events come in bursts: a pod that starts is told of a handful of times within this.
+# Events come in bursts: a pod that starts causes several within this time.
 COALESCE_S = 0.2
 
 
+@dataclass(frozen=True, order=True)
+class TargetKey:
+    """One StatefulSet, whether it exists or not."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
 class TargetQueue:
-    """Targets by the time of their next look. ``clock`` returns monotonic seconds."""
+    """Targets by the time of their next pass. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -25,13 +35,13 @@ class TargetQueue:
         self._changed = asyncio.Event()
 
     def wake(self, target: TargetKey, delay_s: float = COALESCE_S) -> None:
-        """Have a target looked at after ``delay_s``, or sooner if that was asked for already."""
+        """Schedule a pass after ``delay_s``. An earlier one that is scheduled already stays."""
         due_s = self._clock() + delay_s
         self._due_s[target] = min(due_s, self._due_s.get(target, due_s))
         self._changed.set()
 
     async def take(self) -> TargetKey:
-        """Wait for the next target that is due. Its taker has to call ``give_back``."""
+        """Wait for the next target that is due. The caller has to call ``give_back``."""
         while True:
             self._changed.clear()
             target = min(
@@ -48,7 +58,7 @@ class TargetQueue:
             await self._wait_for_change(wait_s)
 
     def give_back(self, target: TargetKey) -> None:
-        """Say that the look at a target is over."""
+        """Release a target after its pass."""
         self._taken.discard(target)
         self._changed.set()
 

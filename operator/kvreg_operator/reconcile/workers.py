@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from kvreg_operator.clients.api_server import Conflict
-from kvreg_operator.clients.errors import PermanentError, TemporaryError
-from kvreg_operator.observe.targets import TargetKey
+from kvreg_operator.clients.errors import Conflict, PermanentError, TemporaryError
 from kvreg_operator.reconcile.metrics import OperatorMetrics
 from kvreg_operator.reconcile.reconciler import Reconciler
-from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 
 NUM_WORKERS = 4
 # Only a change by a person helps, and that is told; this is for the right that was granted.
@@ -29,7 +27,7 @@ class Workers:
     def __init__(
         self, queue: TargetQueue, reconciler: Reconciler, metrics: OperatorMetrics
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._reconciler = reconciler
         self._metrics = metrics
         self._failures: dict[TargetKey, int] = {}
@@ -37,13 +35,13 @@ class Workers:
     async def work(self) -> None:
         """Be one worker, for ever."""
         while True:
-            target = await self._queue.take()
+            target = await self.queue.take()
             try:
                 delay_s = await self._look(target)
             finally:
-                self._queue.give_back(target)
+                self.queue.give_back(target)
             if delay_s is not None:
-                self._queue.wake(target, delay_s)
+                self.queue.wake(target, delay_s)
 
     async def _look(self, target: TargetKey) -> float | None:
         try:

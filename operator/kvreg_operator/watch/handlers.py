@@ -14,10 +14,10 @@ from typing import Any
 import kopf
 
 from kvreg_operator.crd.profile import GROUP, PLURAL, VERSION
-from kvreg_operator.observe.targets import WatchKind, find_target
-from kvreg_operator.reconcile.metrics import OperatorMetrics
+from kvreg_operator.reconcile.metrics import OperatorMetrics, WatchKind
 from kvreg_operator.reconcile.target_queue import TargetQueue
 from kvreg_operator.watch.hearing import Hearing, WatchedObject
+from kvreg_operator.watch.targets import find_target
 
 
 @dataclass(frozen=True)

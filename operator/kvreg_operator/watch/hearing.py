@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvreg_operator.observe.targets import WatchKind
+from kvreg_operator.reconcile.metrics import WatchKind
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from kvreg_operator.clients.api_server import PODS, PROFILES, STATEFUL_SETS, ClusterApi
 from kvreg_operator.clients.errors import OperatorError, PermanentError
-from kvreg_operator.observe.targets import TargetKey, WatchKind, find_target
-from kvreg_operator.reconcile.metrics import OperatorMetrics
-from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.metrics import OperatorMetrics, WatchKind
+from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 from kvreg_operator.watch.hearing import Hearing
+from kvreg_operator.watch.targets import find_target
 
 # Lists in the time that a watch has to tell: what they miss of it, the verdict comes later.
 LISTS_PER_VERDICT = 4

@@ -18,8 +18,8 @@ import kopf
 
 from kvreg_operator.clients.api_server import PROFILES, ClusterApi
 from kvreg_operator.clients.errors import OperatorError
-from kvreg_operator.manifests.rendering import FIELD_MANAGER
-from kvreg_operator.observe.targets import WatchKind
+from kvreg_operator.crd.profile import FIELD_MANAGER
+from kvreg_operator.reconcile.metrics import WatchKind
 from kvreg_operator.watch.handlers import Ears, Login, build_kopf_settings, build_registry
 
 # With the time that Kopf takes to give up, well within two minutes.

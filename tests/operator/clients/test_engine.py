@@ -8,13 +8,17 @@ from typing import TypeVar
 
 import httpx
 import pytest
-from tests.operator.objects import make_profile
 
-from kvreg_operator.clients.engine import RETRY_DELAY_S, TIMEOUT_S, EngineClient
+from kvreg_operator.clients.engine import (
+    RETRY_DELAY_S,
+    TIMEOUT_S,
+    EngineClient,
+    EngineReport,
+    FitAnswer,
+)
 from kvreg_operator.clients.errors import PermanentError, TemporaryError
-from kvreg_operator.plan.observation import EngineState, Fit
 
-SPEC = make_profile(lanes=2, registryEntries=3, currentState="Drop", anchors=1).spec
+SETTINGS = {"lanes": 2, "entries": 3, "current_state": "drop", "anchors": 1}
 URL = "http://10.0.0.1:8000"
 Answer = TypeVar("Answer")
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -60,33 +64,33 @@ def failing(status: int, code: str | None = None, **headers: str) -> Handler:
     return lambda _request: httpx.Response(status, json=body, headers=headers)
 
 
-def look(client: EngineClient) -> Awaitable[EngineState]:
-    return client.look(URL, SPEC)
+def report(client: EngineClient) -> Awaitable[EngineReport]:
+    return client.report(URL, SETTINGS)
 
 
-def test_look_reads_profile_load_and_fit() -> None:
-    state = ask(healthy, look)
-    assert (state.running, state.queued, state.is_draining) == (1, 2, True)
-    assert state.fit == Fit(True, 10, 20, 0)
-    assert state.effective.current_state == "Drop"
-    assert state.effective.registry_entries == 3
+def test_report_holds_profile_load_and_fit() -> None:
+    answer = ask(healthy, report)
+    registry = answer.registry
+    assert (registry.running, registry.queued, registry.is_draining) == (1, 2, True)
+    assert answer.fit == FitAnswer(**FIT)
+    assert registry.profile.current_state == "drop"
+    assert registry.profile.entries == 3
 
 
-def test_fit_is_asked_for_the_profile_of_the_spec() -> None:
+def test_fit_is_asked_for_the_settings() -> None:
     asked = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         asked.append((request.method, request.url.path, request.content))
         return healthy(request)
 
-    ask(handler, lambda client: client.fit(URL, SPEC))
-    assert asked == [
-        (
-            "POST",
-            "/admin/fit",
-            b'{"lanes":2,"entries":3,"current_state":"drop","anchors":1}',
-        )
-    ]
+    ask(handler, report)
+    # The fit comes first.
+    assert asked[0] == (
+        "POST",
+        "/admin/fit",
+        b'{"lanes":2,"entries":3,"current_state":"drop","anchors":1}',
+    )
 
 
 def test_drain_is_asked_for() -> None:
@@ -107,11 +111,11 @@ def test_key_is_sent_with_every_question() -> None:
         keys.append(request.headers.get("authorization"))
         return healthy(request)
 
-    ask(handler, look, api_key="sk-operations")
+    ask(handler, report, api_key="sk-operations")
     assert keys == ["Bearer sk-operations", "Bearer sk-operations"]
 
 
-def test_key_of_no_administrator_is_no_look_at_an_idle_engine() -> None:
+def test_key_of_no_administrator_does_not_make_an_engine_look_idle() -> None:
     # Such a key reads /v1/registry, but is shown none of the others' requests.
     def handler(request: httpx.Request) -> httpx.Response:
         if request.url.path.startswith("/admin"):
@@ -119,18 +123,18 @@ def test_key_of_no_administrator_is_no_look_at_an_idle_engine() -> None:
         return healthy(request)
 
     with pytest.raises(PermanentError, match="permission_denied"):
-        ask(handler, look)
+        ask(handler, report)
 
 
 @pytest.mark.parametrize("code", ["draining", "engine_down", "unavailable"])
 def test_engine_that_is_down_for_now_is_temporary(code: str) -> None:
     with pytest.raises(TemporaryError, match=code):
-        ask(failing(503, code), look)
+        ask(failing(503, code), report)
 
 
 def test_delay_is_what_the_engine_says() -> None:
     with pytest.raises(TemporaryError) as caught:
-        ask(failing(503, "unavailable", **{"retry-after": "7"}), look)
+        ask(failing(503, "unavailable", **{"retry-after": "7"}), report)
     assert caught.value.delay_s == 7
 
 
@@ -142,7 +146,7 @@ def test_answer_without_a_code_is_classed_by_its_status(
     status: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        ask(failing(status), look)
+        ask(failing(status), report)
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ReadTimeout, httpx.ReadError])
@@ -151,7 +155,7 @@ def test_network_failure_is_temporary(error: type[httpx.TransportError]) -> None
         raise error("no")
 
     with pytest.raises(TemporaryError) as caught:
-        ask(handler, look)
+        ask(handler, report)
     assert caught.value.delay_s == RETRY_DELAY_S
 
 
@@ -168,12 +172,12 @@ def dripping(part: bytes, pause_s: float) -> Handler:
 
 def test_answer_that_drips_without_end_is_temporary() -> None:
     with pytest.raises(TemporaryError, match="TimeoutError"):
-        ask(dripping(b" ", 0.01), look, timeout_s=0.1)
+        ask(dripping(b" ", 0.01), report, timeout_s=0.1)
 
 
 def test_answer_that_is_too_long_is_permanent() -> None:
     with pytest.raises(PermanentError, match="packed, or over"):
-        ask(dripping(b" " * 100_000, 0), look)
+        ask(dripping(b" " * 100_000, 0), report)
 
 
 def test_key_that_cannot_be_sent_is_in_no_message() -> None:
@@ -183,7 +187,7 @@ def test_key_that_cannot_be_sent_is_in_no_message() -> None:
         raise httpx.LocalProtocolError(text)
 
     with pytest.raises(PermanentError, match="cannot be sent") as caught:
-        ask(handler, look, api_key="sk-1\nsk-2")
+        ask(handler, report, api_key="sk-1\nsk-2")
     assert "sk-" not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -191,4 +195,4 @@ def test_key_that_cannot_be_sent_is_in_no_message() -> None:
 @pytest.mark.parametrize("content", [b"<html>", b"{}", b"[]"])
 def test_answer_of_something_else_is_permanent(content: bytes) -> None:
     with pytest.raises(PermanentError, match="not the answer"):
-        ask(lambda _request: httpx.Response(200, content=content), look)
+        ask(lambda _request: httpx.Response(200, content=content), report)

@@ -16,18 +16,21 @@ from tests.operator.objects import (
     NOW_S,
     TARGET,
     TOO_LARGE,
+    desire,
     hash_of,
     make_pod,
     make_profile,
     make_target,
     observe,
+    plan_for,
     statuses,
     unstarted_pod,
 )
 
 from kvreg_operator.crd.profile import KVRegistryProfile
-from kvreg_operator.manifests.fit_job import build_fit_job, read_fit_job
-from kvreg_operator.manifests.rendering import build_template_patch, config_map_name
+from kvreg_operator.manifests.config_map import config_map_name
+from kvreg_operator.manifests.stateful_set import build_template_patch
+from kvreg_operator.observe.fit_answer import parse_fit_job
 from kvreg_operator.plan.actions import (
     ApplyConfigMap,
     DeleteConfigMap,
@@ -36,8 +39,8 @@ from kvreg_operator.plan.actions import (
     PatchTemplate,
     RunFitJob,
 )
-from kvreg_operator.plan.observation import Fit, FitJob, Observed, Target
-from kvreg_operator.plan.planning import Plan, plan
+from kvreg_operator.plan.observation import Fit, FitJob, Observation, Target
+from kvreg_operator.plan.planning import Plan
 
 OLD = make_profile(registryEntries=1)
 NEW = make_profile(generation=2, registryEntries=4, currentState="Drop", anchors=3)
@@ -90,7 +93,7 @@ def target(**changes: Any) -> Target:
 
 
 def job_name(profile: KVRegistryProfile = NEW, of: Target | None = None) -> str:
-    name: str = build_fit_job(profile, of or make_target(OLD, 1))["metadata"]["name"]
+    name: str = desire(profile, of or make_target(OLD, 1)).fit_job["metadata"]["name"]
     return name
 
 
@@ -98,7 +101,7 @@ def job(answer: Fit | None = None, failure: str | None = None) -> FitJob:
     return FitJob(job_name(), answer, failure)
 
 
-def down(*jobs: FitJob, **changes: Any) -> Observed:
+def down(*jobs: FitJob, **changes: Any) -> Observation:
     """Observe a target whose only pod crashes with other settings."""
     pod = unstarted_pod(0, OLD, failure="CrashLoopBackOff")
     return observe(OLD, pod, fit_jobs=jobs, **changes)
@@ -110,7 +113,7 @@ def kinds(planned: Plan) -> list[type]:
 
 def test_job_is_the_engine_s_container_without_what_serves() -> None:
     labels = {"app.kubernetes.io/managed-by": "kvreg-operator", "kvreg.dev/target": TARGET}
-    manifest = build_fit_job(NEW, target())
+    manifest = desire(NEW, target()).fit_job
     name = manifest["metadata"].pop("name")
     assert manifest == {
         "apiVersion": "batch/v1",
@@ -182,7 +185,7 @@ def test_job_is_the_engine_s_container_without_what_serves() -> None:
 
 
 def test_claims_of_the_pods_are_not_taken_from_them() -> None:
-    pod_spec = build_fit_job(NEW, target(claims=("cache",)))["spec"]["template"]["spec"]
+    pod_spec = desire(NEW, target(claims=("cache",))).fit_job["spec"]["template"]["spec"]
     assert pod_spec["volumes"][-1] == {"name": "cache", "emptyDir": {}}
 
 
@@ -205,7 +208,7 @@ def test_name_changes_with_the_question() -> None:
 def test_name_does_not_change_with_what_the_operator_writes_or_nobody_asks() -> None:
     bare: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "image": "engine:1"}]}}
     patch = build_template_patch(
-        namespace="serving", target=NEW.spec.target_ref, settings_hash="abc"
+        namespace="serving", target_name=TARGET, container="engine", settings_hash="abc"
     )["spec"]["template"]
     engine = {**bare["spec"]["containers"][0], **patch["spec"]["containers"][0]}
     patched = {**patch, "spec": {**patch["spec"], "containers": [engine]}}
@@ -239,37 +242,38 @@ ANSWER = {"fits": False, "required_bytes": 3, "available_bytes": 2, "short_by_by
 @pytest.mark.parametrize("condition", [None, "Failed", "Complete"])
 def test_answer_counts_whatever_became_of_the_job(condition: str | None) -> None:
     text = json.dumps({**ANSWER, "pages": 7})
-    read = read_fit_job(job_manifest(condition), [ended(text, exit_code=1)])
+    read = parse_fit_job(job_manifest(condition), [ended(text, exit_code=1)])
     assert read == FitJob("chat-fit-1", Fit(False, 3, 2, 1), None)
 
 
 def test_job_that_runs_has_neither_answer_nor_failure() -> None:
-    assert read_fit_job(job_manifest(), []) == FitJob("chat-fit-1", None, None)
+    assert parse_fit_job(job_manifest(), []) == FitJob("chat-fit-1", None, None)
 
 
 def test_job_that_could_not_run_says_why() -> None:
-    read = read_fit_job(job_manifest("Failed", "DeadlineExceeded"), [])
+    read = parse_fit_job(job_manifest("Failed", "DeadlineExceeded"), [])
     assert read.failure == "DeadlineExceeded"
 
 
 def test_job_that_was_told_nonsense_shows_what_it_said() -> None:
     said = ended("kvreg: a plan for cards needs --gpu-memory-gib\n", exit_code=2)
-    read = read_fit_job(job_manifest("Failed", "BackoffLimitExceeded"), [said])
+    read = parse_fit_job(job_manifest("Failed", "BackoffLimitExceeded"), [said])
     assert read.failure == "BackoffLimitExceeded: kvreg: a plan for cards needs --gpu-memory-gib"
 
 
 def test_pod_of_another_job_says_nothing() -> None:
     other = ended(json.dumps(ANSWER), job="chat-fit-2")
-    assert read_fit_job(job_manifest(), [other]).answer is None
+    assert parse_fit_job(job_manifest(), [other]).answer is None
 
 
 def test_script_leaves_the_engine_s_own_answer(tmp_path: Path) -> None:
-    (container,) = build_fit_job(NEW, make_target(OLD, 1))["spec"]["template"]["spec"]["containers"]
+    pod_spec = desire(NEW, make_target(OLD, 1)).fit_job["spec"]["template"]["spec"]
+    (container,) = pod_spec["containers"]
     path = tmp_path / "answer"
     command = [part.replace("/dev/termination-log", str(path)) for part in container["command"]]
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run([*command, *container["args"]], check=True, timeout=60, env=environment)
-    read = read_fit_job(job_manifest("Complete"), [ended(path.read_text())])
+    read = parse_fit_job(job_manifest("Complete"), [ended(path.read_text())])
     assert read.answer is not None
     assert read.answer.fits
     # What the kubelet passes on.
@@ -280,7 +284,7 @@ def test_script_leaves_the_engine_s_own_answer(tmp_path: Path) -> None:
 
 
 def test_where_no_engine_serves_a_job_is_asked_first() -> None:
-    planned = plan(NEW, down(), NOW_S)
+    planned = plan_for(NEW, down(), NOW_S)
     (action,) = planned.actions
     assert isinstance(action, RunFitJob)
     assert action.name == job_name()
@@ -291,35 +295,35 @@ def test_where_no_engine_serves_a_job_is_asked_first() -> None:
 
 def test_target_without_any_pod_asks_a_job() -> None:
     observed = replace(observe(OLD), target=make_target(OLD, 0))
-    assert kinds(plan(NEW, observed, NOW_S)) == [RunFitJob]
+    assert kinds(plan_for(NEW, observed, NOW_S)) == [RunFitJob]
 
 
 def test_job_that_runs_is_waited_for() -> None:
-    planned = plan(NEW, down(job()), NOW_S)
+    planned = plan_for(NEW, down(job()), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.reason == "FitUnknown"
 
 
 def test_job_that_says_it_fits_lets_the_roll_go_on() -> None:
-    assert kinds(plan(NEW, down(job(FITS)), NOW_S)) == [ApplyConfigMap, PatchTemplate]
+    assert kinds(plan_for(NEW, down(job(FITS)), NOW_S)) == [ApplyConfigMap, PatchTemplate]
 
 
 def test_job_that_says_it_does_not_fit_refuses_the_profile_untouched() -> None:
-    planned = plan(NEW, down(job(TOO_LARGE)), NOW_S)
+    planned = plan_for(NEW, down(job(TOO_LARGE)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Accepted"] == ("False", "DoesNotFit")
 
 
 def test_refusal_by_a_job_is_at_rest() -> None:
     observed = down(job(TOO_LARGE))
-    status = plan(NEW, observed, NOW_S).status
-    again = plan(NEW.model_copy(update={"status": status}), observed, NOW_S + 3600)
-    assert again == Plan((), status, ())
+    status = plan_for(NEW, observed, NOW_S).status
+    refused = NEW.model_copy(update={"status": status})
+    assert plan_for(refused, observed, NOW_S + 3600) == Plan(refused, (), status, ())
 
 
 def test_job_without_an_answer_is_told_and_the_roll_goes_on() -> None:
-    planned = plan(NEW, down(job(failure="DeadlineExceeded")), NOW_S)
+    planned = plan_for(NEW, down(job(failure="DeadlineExceeded")), NOW_S)
     assert kinds(planned) == [ApplyConfigMap, PatchTemplate]
     assert ("Warning", "FitUnknown") in {(e.type, e.reason) for e in planned.events}
     progressing = planned.status.find_condition("Progressing")
@@ -329,11 +333,11 @@ def test_job_without_an_answer_is_told_and_the_roll_goes_on() -> None:
 
 def test_engine_that_answers_is_believed_before_a_job() -> None:
     observed = observe(OLD, make_pod(0, OLD), fit_jobs=(job(TOO_LARGE),))
-    assert PatchTemplate in kinds(plan(NEW, observed, NOW_S))
+    assert PatchTemplate in kinds(plan_for(NEW, observed, NOW_S))
 
 
 def test_pod_that_serves_and_does_not_answer_is_not_passed_by_with_a_job() -> None:
-    planned = plan(NEW, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
+    planned = plan_for(NEW, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
 
@@ -341,42 +345,42 @@ def test_pod_that_serves_and_does_not_answer_is_not_passed_by_with_a_job() -> No
 def test_revert_out_of_a_crash_loop_waits_for_no_job() -> None:
     pod = unstarted_pod(0, NEW, failure="CrashLoopBackOff")
     both = frozenset({config_map_name(TARGET, hash_of(each)) for each in (OLD, NEW)})
-    planned = plan(OLD, observe(NEW, pod, config_maps=both), NOW_S)
+    planned = plan_for(OLD, observe(NEW, pod, config_maps=both), NOW_S)
     assert kinds(planned) == [PatchTemplate]
 
 
 def test_earlier_settings_are_kept_while_the_new_ones_do_not_serve() -> None:
     pod = unstarted_pod(0, NEW, failure="CrashLoopBackOff")
     both = frozenset({config_map_name(TARGET, hash_of(each)) for each in (OLD, NEW)})
-    assert plan(NEW, observe(NEW, pod, config_maps=both), NOW_S).actions == ()
-    served = plan(NEW, observe(NEW, make_pod(0, NEW), config_maps=both), NOW_S)
+    assert plan_for(NEW, observe(NEW, pod, config_maps=both), NOW_S).actions == ()
+    served = plan_for(NEW, observe(NEW, make_pod(0, NEW), config_maps=both), NOW_S)
     assert kinds(served) == [DeleteConfigMap]
 
 
 def test_dead_pod_of_settings_that_were_let_pass_is_replaced() -> None:
     pod = unstarted_pod(0, OLD)
     observed = observe(NEW, pod, fit_jobs=(job(FITS),))
-    assert kinds(plan(NEW, observed, NOW_S)) == [DeletePod]
+    assert kinds(plan_for(NEW, observed, NOW_S)) == [DeletePod]
 
 
 @pytest.mark.parametrize("answer", [None, FITS, TOO_LARGE])
 def test_job_for_an_earlier_edit_is_removed(answer: Fit | None) -> None:
     earlier = FitJob("chat-fit-earlier", TOO_LARGE, None)
-    planned = plan(NEW, down(job(answer), earlier), NOW_S)
+    planned = plan_for(NEW, down(job(answer), earlier), NOW_S)
     assert planned.actions[-1] == DeleteFitJob("chat-fit-earlier")
 
 
 def test_answer_is_removed_once_the_profile_is_served() -> None:
     observed = observe(NEW, make_pod(0, NEW), fit_jobs=(job(FITS),))
-    assert plan(NEW, observed, NOW_S).actions == (DeleteFitJob(job_name()),)
+    assert plan_for(NEW, observed, NOW_S).actions == (DeleteFitJob(job_name()),)
 
 
 def test_paused_profile_asks_nobody() -> None:
     paused = make_profile(registryEntries=4, rollout={"paused": True})
-    assert plan(paused, down(FitJob("chat-fit-earlier", None, None)), NOW_S).actions == ()
+    assert plan_for(paused, down(FitJob("chat-fit-earlier", None, None)), NOW_S).actions == ()
 
 
 def test_profile_that_is_not_in_charge_removes_nothing() -> None:
     elder = make_profile("elder", created_s=NOW_S - 7200)
     observed = down(FitJob("chat-fit-of-the-elder", None, None), others=(elder.metadata,))
-    assert plan(NEW, observed, NOW_S).actions == ()
+    assert plan_for(NEW, observed, NOW_S).actions == ()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.operator.objects import hash_of, make_profile
 
-from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.manifests.desired_state import render_settings
 
 # Every field of the spec that an engine notices, with another value.
 EDITS: list[dict[str, Any]] = [
@@ -66,10 +66,10 @@ def test_hash_is_the_same_in_another_process() -> None:
 
 
 def test_anchors_that_nobody_asked_for_are_the_engine_s_choice() -> None:
-    document = build_settings_document("small", make_profile().spec)
+    document = render_settings(make_profile())
     assert "anchors" not in json.loads(document.text)
 
 
 def test_no_anchors_are_asked_for_as_zero() -> None:
-    document = build_settings_document("small", make_profile(anchors=0).spec)
+    document = render_settings(make_profile(anchors=0))
     assert json.loads(document.text)["anchors"] == 0

@@ -1,4 +1,4 @@
-"""One look reads what belongs to a target, and asks its engines."""
+"""An observation reads what belongs to a target, and asks its engines."""
 
 from __future__ import annotations
 
@@ -20,48 +20,41 @@ from tests.operator.cluster_objects import (
     put_profile,
     put_served,
     put_target,
+    refresh,
 )
 from tests.operator.fake_api import FakeApi, path_of
 from tests.operator.objects import NOW_S, TARGET
 
 from kvreg_operator.clients import api_server
-from kvreg_operator.clients.api_server import ClusterApi
+from kvreg_operator.clients.api_server import ClusterApi, Manifest
 from kvreg_operator.clients.errors import PermanentError
 from kvreg_operator.crd.profile import KVRegistryProfile, ProfileStatus
-from kvreg_operator.manifests.rendering import Manifest
 from kvreg_operator.observe import observer as observer_module
-from kvreg_operator.observe.observer import Look, Observer, read_profile
+from kvreg_operator.observe.observer import Observer
+from kvreg_operator.observe.parsing import parse_profile
+from kvreg_operator.plan.observation import Observation
 from kvreg_operator.reconcile.event_recorder import EventRecorder
 
 
-def look(api: FakeApi, num_looks: int = 1, **directory: Any) -> tuple[Look, ...]:
-    """Serve the fake, look a number of times, and return what the last look saw."""
+def observe(api: FakeApi, num_times: int = 1, **engines: Any) -> tuple[Observation, ...]:
+    """Serve the fake, observe a number of times, and return the last observation."""
 
-    async def run() -> tuple[Look, ...]:
-        async with clients(api, **directory) as (cluster, engines):
-            observer = Observer(cluster, engines, recorder_of(cluster))
+    async def run() -> tuple[Observation, ...]:
+        async with clients(api, **engines) as (cluster, its_engines):
+            observer = Observer(cluster, its_engines, recorder_of(cluster).warn)
             # The port is known by now.
             if TARGET_PATH in api.objects:
                 refresh(api)
-            looks: tuple[Look, ...] = ()
-            for _ in range(num_looks):
-                looks = await observer.look(KEY)
-            return looks
+            observations: tuple[Observation, ...] = ()
+            for _ in range(num_times):
+                observations = await observer.observe(KEY.namespace, KEY.name)
+            return observations
 
     return asyncio.run(run())
 
 
 def recorder_of(cluster: ClusterApi) -> EventRecorder:
     return EventRecorder(cluster, lambda: NOW_S, "here")
-
-
-def refresh(api: FakeApi) -> None:
-    """Give the pods the port that the fake listens on."""
-    for path, manifest in list(api.objects.items()):
-        if "/pods/" in path:
-            for container in manifest["spec"]["containers"]:
-                for port in container.get("ports", []):
-                    port["containerPort"] = api.port
 
 
 def served(**spec: Any) -> FakeApi:
@@ -71,10 +64,10 @@ def served(**spec: Any) -> FakeApi:
 
 
 def test_everything_of_a_target_is_seen() -> None:
-    (seen,) = look(served())
-    assert seen.observed.target is not None
-    assert seen.observed.config_maps == {f"{TARGET}-profile-{hash_of()}"}
-    (pod,) = seen.observed.pods
+    (seen,) = observe(served())
+    assert seen.target is not None
+    assert seen.config_maps == {f"{TARGET}-profile-{hash_of()}"}
+    (pod,) = seen.pods
     assert pod.is_available
     assert pod.settings_hash == hash_of()
     assert pod.engine is not None
@@ -84,48 +77,48 @@ def test_everything_of_a_target_is_seen() -> None:
 def test_settings_of_an_earlier_target_of_that_name_are_not_its_own() -> None:
     api = served()
     put_config_map(api, hash_of(), "uid-of-an-earlier-one")
-    (seen,) = look(api)
-    assert seen.observed.config_maps == frozenset()
+    (seen,) = observe(api)
+    assert seen.config_maps == frozenset()
 
 
-def test_look_writes_nothing() -> None:
+def test_observation_writes_nothing() -> None:
     api = served()
-    look(api)
+    observe(api)
     assert api.writes == []
 
 
 def test_engine_that_has_not_started_is_not_asked() -> None:
     api = served()
     put_pod(api, hash_of(), started=False)
-    (seen,) = look(api)
-    assert seen.observed.pods[0].engine is None
+    (seen,) = observe(api)
+    assert seen.pods[0].engine is None
     assert api.engine.keys == []
 
 
 def test_pod_on_its_way_out_is_not_asked() -> None:
     api = served()
     put_pod(api, hash_of(), deletionTimestamp="2026-01-01T00:00:00Z")
-    look(api)
+    observe(api)
     assert api.engine.keys == []
 
 
 def test_pods_of_others_are_not_seen() -> None:
     api = served()
     put_pod(api, ownerReferences=[])
-    (seen,) = look(api)
-    assert seen.observed.pods == ()
+    (seen,) = observe(api)
+    assert seen.pods == ()
 
 
 def test_engine_that_does_not_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     api = served()
     target = api.objects[path_of("pods", f"{TARGET}-0")]
     target["spec"]["containers"][0]["ports"] = []
-    (seen,) = look(api, num_looks=3)
-    assert seen.observed.pods[0].engine is None
+    (seen,) = observe(api, num_times=3)
+    assert seen.pods[0].engine is None
     assert len([r for r in caplog.records if "no answer" in r.message]) == 1
 
 
-def test_key_is_read_anew_with_each_look(tmp_path: Path) -> None:
+def test_key_is_read_anew_with_each_observation(tmp_path: Path) -> None:
     path = tmp_path / "key"
     api = served()
 
@@ -134,7 +127,8 @@ def test_key_is_read_anew_with_each_look(tmp_path: Path) -> None:
             refresh(api)
             for key in ("first", "second"):
                 path.write_text(f"{key}\n")
-                await Observer(cluster, engines, recorder_of(cluster)).look(KEY)
+                observer = Observer(cluster, engines, recorder_of(cluster).warn)
+                await observer.observe(KEY.namespace, KEY.name)
 
     asyncio.run(run())
     assert api.engine.keys == ["Bearer first"] * 2 + ["Bearer second"] * 2
@@ -142,7 +136,7 @@ def test_key_is_read_anew_with_each_look(tmp_path: Path) -> None:
 
 def test_key_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="API key"):
-        look(served(), api_key_file=tmp_path / "none")
+        observe(served(), api_key_file=tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +148,7 @@ def test_key_that_no_header_can_carry_is_said_and_not_shown(tmp_path: Path, cont
     path = tmp_path / "key"
     path.write_bytes(content)
     with pytest.raises(PermanentError, match="API key") as caught:
-        look(served(), api_key_file=path)
+        observe(served(), api_key_file=path)
     assert "sk-" not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -162,36 +156,36 @@ def test_key_that_no_header_can_carry_is_said_and_not_shown(tmp_path: Path, cont
 def test_engines_that_answer_too_slowly_are_taken_for_silent() -> None:
     api = served()
     api.engine.is_hung = True
-    (seen,) = look(api, timeout_s=0.1)
-    assert seen.observed.pods[0].engine is None
+    (seen,) = observe(api, timeout_s=0.1)
+    assert seen.pods[0].engine is None
 
 
 def test_target_without_a_profile_is_none_of_our_business() -> None:
     api = FakeApi()
     put_target(api)
-    assert look(api) == ()
+    assert observe(api) == ()
     assert len(api.requests) == 1
 
 
 def test_profile_on_its_way_out_is_left_alone() -> None:
     api = served()
     api.objects[PROFILE_PATH]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert look(api) == ()
+    assert observe(api) == ()
 
 
 def test_profile_without_a_target_is_seen() -> None:
     api = FakeApi()
     put_profile(api)
-    (seen,) = look(api)
-    assert seen.observed.target is None
+    (seen,) = observe(api)
+    assert seen.target is None
 
 
 def test_profile_in_charge_comes_first_and_alone_knows_engines() -> None:
     api = served()
     put_profile(api, "another")
-    first, second = look(api)
+    first, second = observe(api)
     assert [first.profile.metadata.name, second.profile.metadata.name] == ["another", "small"]
-    assert [other.name for other in second.observed.others] == ["another"]
+    assert [other.name for other in second.others] == ["another"]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +201,7 @@ def test_profile_of_a_newer_definition_is_passed_over_and_logged_once(
 ) -> None:
     api = served()
     put_profile(api, "newer", **spec)
-    (seen,) = look(api, num_looks=3)
+    (seen,) = observe(api, num_times=3)
     assert seen.profile.metadata.name == "small"
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "serving/newer" in record.message
@@ -225,16 +219,16 @@ def put_elder(api: FakeApi, name: str = "elder", **spec: Any) -> None:
 def test_unreadable_elder_keeps_its_claim() -> None:
     api = served()
     put_elder(api)
-    (seen,) = look(api)
-    assert [other.name for other in seen.observed.others] == ["elder"]
+    (seen,) = observe(api)
+    assert [other.name for other in seen.others] == ["elder"]
     assert api.engine.keys == []
 
 
 def test_unreadable_profile_of_another_target_claims_nothing() -> None:
     api = served()
     put_elder(api, targetRef={"name": "embed"})
-    (seen,) = look(api)
-    assert seen.observed.others == ()
+    (seen,) = observe(api)
+    assert seen.others == ()
     assert api.writes == []
 
 
@@ -243,15 +237,15 @@ def test_unreadable_elder_on_its_way_out_claims_nothing() -> None:
     put_elder(api)
     elder = api.objects[path_of("kvregistryprofiles", "elder")]
     elder["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    (seen,) = look(api)
-    assert seen.observed.others == ()
+    (seen,) = observe(api)
+    assert seen.others == ()
 
 
 @pytest.mark.parametrize("spec", [{}, {"targetRef": "a name"}], ids=["a value", "its target"])
 def test_unreadable_profile_is_told_once_in_an_event(spec: dict[str, Any]) -> None:
     api = served()
     put_elder(api, **spec)
-    look(api, num_looks=3)
+    observe(api, num_times=3)
     (told,) = [request.body for request in api.writes]
     assert (told["type"], told["reason"]) == ("Warning", "Unreadable")
     assert told["involvedObject"]["name"] == "elder"
@@ -260,7 +254,7 @@ def test_unreadable_profile_is_told_once_in_an_event(spec: dict[str, Any]) -> No
 def test_key_that_cannot_be_read_is_told_in_an_event(tmp_path: Path) -> None:
     api = served()
     with pytest.raises(PermanentError):
-        look(api, api_key_file=tmp_path / "none")
+        observe(api, api_key_file=tmp_path / "none")
     (told,) = [request.body for request in api.writes]
     assert (told["reason"], told["involvedObject"]["name"]) == ("KeyUnreadable", "small")
 
@@ -271,7 +265,7 @@ def test_profile_is_found_on_a_later_page_of_a_list(monkeypatch: pytest.MonkeyPa
     for k in range(4):
         put_profile(api, f"other-{k}", targetRef={"name": f"other-{k}"})
     put_served(api)
-    (seen,) = look(api)
+    (seen,) = observe(api)
     assert seen.profile.metadata.name == "small"
     pages = [r for r in api.requests if r.path == path_of("kvregistryprofiles")]
     assert [each.query.get("limit") for each in pages] == ["2"] * 3
@@ -285,17 +279,17 @@ def test_profiles_of_other_targets_are_not_validated(monkeypatch: pytest.MonkeyP
 
     def note(manifest: Manifest) -> KVRegistryProfile:
         read.append(manifest["metadata"]["name"])
-        return read_profile(manifest)
+        return parse_profile(manifest)
 
-    monkeypatch.setattr(observer_module, "read_profile", note)
-    look(api)
+    monkeypatch.setattr(observer_module, "parse_profile", note)
+    observe(api)
     assert read == ["small"]
 
 
 def test_status_of_a_newer_operator_is_taken_for_none() -> None:
     api = served()
     api.objects[PROFILE_PATH]["status"] = {"conditions": [{"type": "Enlightened"}]}
-    (seen,) = look(api)
+    (seen,) = observe(api)
     assert seen.profile.status == ProfileStatus()
 
 
@@ -316,8 +310,8 @@ def test_answer_of_a_job_is_read_from_its_pod() -> None:
             "status": {"containerStatuses": [ended]},
         },
     )
-    (seen,) = look(api)
-    (job,) = seen.observed.fit_jobs
+    (seen,) = observe(api)
+    (job,) = seen.fit_jobs
     assert job.answer is not None
     assert job.answer.short_by_bytes == 1
-    assert [pod.name for pod in seen.observed.pods] == [f"{TARGET}-0"]
+    assert [pod.name for pod in seen.pods] == [f"{TARGET}-0"]

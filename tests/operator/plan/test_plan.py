@@ -17,12 +17,13 @@ from tests.operator.objects import (
     make_profile,
     make_target,
     observe,
+    plan_for,
     statuses,
     unstarted_pod,
 )
 
 from kvreg_operator.crd.profile import KVRegistryProfile
-from kvreg_operator.manifests.rendering import config_map_name
+from kvreg_operator.manifests.config_map import config_map_name
 from kvreg_operator.plan.actions import (
     ApplyConfigMap,
     DeleteConfigMap,
@@ -30,9 +31,10 @@ from kvreg_operator.plan.actions import (
     DrainPod,
     PatchTemplate,
     SetUpdateStrategy,
+    describe_action,
 )
-from kvreg_operator.plan.observation import Observed, Pod
-from kvreg_operator.plan.planning import Plan, plan, tell_action
+from kvreg_operator.plan.observation import Observation, Pod
+from kvreg_operator.plan.planning import Plan
 
 OLD = make_profile(registryEntries=1)
 NEW = make_profile(generation=2, registryEntries=4)
@@ -51,26 +53,28 @@ def drained(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Pod:
 
 
 def test_served_profile_plans_nothing() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, NEW)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, NEW)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Ready"] == ("True", "Served")
 
 
 def test_status_of_a_served_profile_does_not_change_with_time() -> None:
     observed = observe(NEW, make_pod(0, NEW))
-    status = plan(NEW, observed, NOW_S).status
-    later = plan(make_profile(generation=2, registryEntries=4, status=status), observed, NOW_S + 99)
+    status = plan_for(NEW, observed, NOW_S).status
+    later = plan_for(
+        make_profile(generation=2, registryEntries=4, status=status), observed, NOW_S + 99
+    )
     assert later.status == status
     assert later.events == ()
 
 
 def test_traffic_does_not_change_the_status_of_a_served_profile() -> None:
-    idle = plan(NEW, observe(NEW, make_pod(0, NEW)), NOW_S).status
-    assert plan(NEW, observe(NEW, busy_pod(0, NEW)), NOW_S).status == idle
+    idle = plan_for(NEW, observe(NEW, make_pod(0, NEW)), NOW_S).status
+    assert plan_for(NEW, observe(NEW, busy_pod(0, NEW)), NOW_S).status == idle
 
 
 def test_idle_target_gets_settings_then_template() -> None:
-    assert kinds(plan(NEW, observe(OLD, make_pod(0, OLD)), NOW_S)) == [
+    assert kinds(plan_for(NEW, observe(OLD, make_pod(0, OLD)), NOW_S)) == [
         ApplyConfigMap,
         PatchTemplate,
     ]
@@ -80,37 +84,41 @@ def test_update_strategy_is_taken_over_before_the_template_is_patched() -> None:
     observed = observe(
         None, make_pod(0, OLD), target=make_target(None, 1, strategy="RollingUpdate")
     )
-    assert kinds(plan(NEW, observed, NOW_S)) == [ApplyConfigMap, SetUpdateStrategy, PatchTemplate]
+    assert kinds(plan_for(NEW, observed, NOW_S)) == [
+        ApplyConfigMap,
+        SetUpdateStrategy,
+        PatchTemplate,
+    ]
 
 
 def test_busy_target_is_not_touched() -> None:
-    planned = plan(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S)
+    planned = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "Busy")
 
 
 def test_queued_request_makes_an_engine_busy() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, queued=1))
-    assert plan(NEW, observe(OLD, pod), NOW_S).actions == ()
+    assert plan_for(NEW, observe(OLD, pod), NOW_S).actions == ()
 
 
 def test_one_idle_engine_of_several_is_enough_to_begin() -> None:
     observed = observe(OLD, make_pod(0, OLD), busy_pod(1, OLD))
-    assert PatchTemplate in kinds(plan(NEW, observed, NOW_S))
+    assert PatchTemplate in kinds(plan_for(NEW, observed, NOW_S))
 
 
 def test_idle_engine_is_drained_before_its_pod_is_deleted() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, OLD)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, OLD)), NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
 
 
 def test_drained_idle_pod_is_deleted() -> None:
-    planned = plan(NEW, observe(NEW, drained(0, OLD)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, drained(0, OLD)), NOW_S)
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
 
 
 def test_drained_pod_stays_until_its_service_has_forgotten_it() -> None:
-    planned = plan(NEW, observe(NEW, drained(0, OLD, is_ready=True)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, drained(0, OLD, is_ready=True)), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.reason == "Draining"
@@ -118,33 +126,33 @@ def test_drained_pod_stays_until_its_service_has_forgotten_it() -> None:
 
 def test_drained_pod_that_never_stops_being_ready_is_deleted_in_its_time() -> None:
     pod = drained(0, OLD, is_ready=True)
-    waiting = plan(NEW, observe(NEW, pod), NOW_S).status
+    waiting = plan_for(NEW, observe(NEW, pod), NOW_S).status
     later_s = NOW_S + NEW.spec.rollout.idle_timeout_seconds
-    planned = plan(NEW.model_copy(update={"status": waiting}), observe(NEW, pod), later_s)
+    planned = plan_for(NEW.model_copy(update={"status": waiting}), observe(NEW, pod), later_s)
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
 
 
 def test_request_that_came_before_the_drain_is_waited_for() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, running=1, is_draining=True))
-    planned = plan(NEW, observe(NEW, pod), NOW_S)
+    planned = plan_for(NEW, observe(NEW, pod), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.reason == "Draining"
 
 
 def test_idle_pod_goes_before_a_busy_one() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, OLD), busy_pod(1, OLD)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), busy_pod(1, OLD)), NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
 
 
 def test_highest_number_goes_first_among_equals() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, OLD)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, OLD)), NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-1", "uid-1"),)
 
 
 def test_next_pod_waits_until_the_replaced_one_is_ready() -> None:
     loading = unstarted_pod(1, NEW)
-    planned = plan(NEW, observe(NEW, make_pod(0, OLD), loading), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), loading), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.pods == (f"{TARGET}-1",)
@@ -152,19 +160,19 @@ def test_next_pod_waits_until_the_replaced_one_is_ready() -> None:
 
 def test_next_pod_waits_until_the_replaced_one_exists() -> None:
     observed = observe(NEW, make_pod(0, OLD), target=make_target(NEW, 2))
-    assert plan(NEW, observed, NOW_S).actions == ()
+    assert plan_for(NEW, observed, NOW_S).actions == ()
 
 
 def test_dead_pod_is_replaced_although_another_is_not_ready() -> None:
     dead = unstarted_pod(0, OLD)
     loading = unstarted_pod(1, NEW)
-    planned = plan(NEW, observe(NEW, dead, loading), NOW_S)
+    planned = plan_for(NEW, observe(NEW, dead, loading), NOW_S)
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
 
 
 def test_started_pod_that_is_neither_ready_nor_answers_may_finish_a_request() -> None:
     silent = make_pod(0, OLD, is_ready=False, engine=None)
-    planned = plan(NEW, observe(NEW, silent), NOW_S)
+    planned = plan_for(NEW, observe(NEW, silent), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "EngineUnreachable")
 
@@ -172,17 +180,17 @@ def test_started_pod_that_is_neither_ready_nor_answers_may_finish_a_request() ->
 def test_pods_that_are_numbered_from_one_are_all_rolled() -> None:
     pods = (make_pod(1, NEW), make_pod(2, OLD))
     observed = observe(NEW, *pods, target=make_target(NEW, 2, first_ordinal=1))
-    assert plan(NEW, observed, NOW_S).actions == (DrainPod(f"{TARGET}-2", "uid-2"),)
+    assert plan_for(NEW, observed, NOW_S).actions == (DrainPod(f"{TARGET}-2", "uid-2"),)
 
 
 def test_pods_beyond_the_replicas_are_left_alone() -> None:
     observed = observe(NEW, make_pod(0, NEW), make_pod(1, OLD), target=make_target(NEW, 1))
-    assert plan(NEW, observed, NOW_S).actions == ()
+    assert plan_for(NEW, observed, NOW_S).actions == ()
 
 
 def test_pod_is_not_deleted_before_the_controller_has_seen_the_template() -> None:
     observed = observe(NEW, make_pod(0, OLD), target=make_target(NEW, 1, observed_generation=3))
-    planned = plan(NEW, observed, NOW_S)
+    planned = plan_for(NEW, observed, NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.reason == "TemplateNotSeen"
@@ -190,14 +198,14 @@ def test_pod_is_not_deleted_before_the_controller_has_seen_the_template() -> Non
 
 def test_without_wait_for_idle_a_busy_pod_is_deleted() -> None:
     profile = asked(rollout={"waitForIdle": False})
-    assert kinds(plan(profile, observe(profile, busy_pod(0, OLD)), NOW_S)) == [DeletePod]
+    assert kinds(plan_for(profile, observe(profile, busy_pod(0, OLD)), NOW_S)) == [DeletePod]
 
 
-def late(profile: KVRegistryProfile, observed: Observed) -> Plan:
+def late(profile: KVRegistryProfile, observed: Observation) -> Plan:
     """Plan, wait for more than the time out, and plan again."""
-    status = plan(profile, observed, NOW_S).status
+    status = plan_for(profile, observed, NOW_S).status
     waited = profile.model_copy(update={"status": status})
-    return plan(waited, observed, NOW_S + profile.spec.rollout.idle_timeout_seconds + 1)
+    return plan_for(waited, observed, NOW_S + profile.spec.rollout.idle_timeout_seconds + 1)
 
 
 def test_time_out_without_force_fails_closed_and_says_so() -> None:
@@ -209,7 +217,7 @@ def test_time_out_without_force_fails_closed_and_says_so() -> None:
 
 def test_since_survives_the_time_out() -> None:
     observed = observe(OLD, busy_pod(0, OLD))
-    first = plan(NEW, observed, NOW_S).status.waiting_for
+    first = plan_for(NEW, observed, NOW_S).status.waiting_for
     then = late(NEW, observed).status.waiting_for
     assert first is not None
     assert then is not None
@@ -223,7 +231,7 @@ def test_time_out_with_force_replaces_a_busy_pod() -> None:
 
 def test_force_waits_for_the_time_out_first() -> None:
     profile = asked(rollout={"force": True})
-    assert plan(profile, observe(profile, busy_pod(0, OLD)), NOW_S).actions == ()
+    assert plan_for(profile, observe(profile, busy_pod(0, OLD)), NOW_S).actions == ()
 
 
 def test_forced_wait_goes_on_through_the_patch_that_it_led_to() -> None:
@@ -234,10 +242,10 @@ def test_forced_wait_goes_on_through_the_patch_that_it_led_to() -> None:
     now_s = NOW_S + profile.spec.rollout.idle_timeout_seconds + 2
     waited = profile.model_copy(update={"status": patched.status})
     unseen = make_target(profile, 1, observed_generation=3)
-    between = plan(waited, observe(profile, busy_pod(0, OLD), target=unseen), now_s)
+    between = plan_for(waited, observe(profile, busy_pod(0, OLD), target=unseen), now_s)
     assert between.actions == ()
     waited = profile.model_copy(update={"status": between.status})
-    assert kinds(plan(waited, observe(profile, busy_pod(0, OLD)), now_s + 1)) == [DeletePod]
+    assert kinds(plan_for(waited, observe(profile, busy_pod(0, OLD)), now_s + 1)) == [DeletePod]
 
 
 def test_wait_for_one_pod_does_not_go_on_through_the_patch_for_another() -> None:
@@ -250,15 +258,15 @@ def test_wait_for_one_pod_does_not_go_on_through_the_patch_for_another() -> None
         busy_pod(1, OLD),
         target=make_target(profile, 2, observed_generation=3),
     )
-    status = plan(waited, observed, NOW_S + 700).status
+    status = plan_for(waited, observed, NOW_S + 700).status
     assert status.waiting_for is not None
     assert status.waiting_for.reason == "TemplateNotSeen"
 
 
 def test_wait_ends_with_a_pod_that_was_seen_idle_before_the_patch() -> None:
-    status = plan(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
+    status = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     waited = NEW.model_copy(update={"status": status})
-    planned = plan(waited, observe(OLD, make_pod(0, OLD)), NOW_S + 60)
+    planned = plan_for(waited, observe(OLD, make_pod(0, OLD)), NOW_S + 60)
     assert PatchTemplate in kinds(planned)
     assert planned.status.waiting_for is None
 
@@ -288,13 +296,13 @@ def too_large(ordinal: int, **engine: Any) -> Pod:
 
 
 def test_engine_that_was_drained_before_the_refusal_is_restarted() -> None:
-    planned = plan(NEW, observe(OLD, too_large(0, is_draining=True), too_large(1)), NOW_S)
+    planned = plan_for(NEW, observe(OLD, too_large(0, is_draining=True), too_large(1)), NOW_S)
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
     assert statuses(planned.status)["Accepted"] == ("False", "DoesNotFit")
 
 
 def test_engine_that_was_drained_before_the_refusal_finishes_first() -> None:
-    planned = plan(NEW, observe(OLD, too_large(0, is_draining=True, running=1)), NOW_S)
+    planned = plan_for(NEW, observe(OLD, too_large(0, is_draining=True, running=1)), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.reason == "Draining"
@@ -302,19 +310,19 @@ def test_engine_that_was_drained_before_the_refusal_finishes_first() -> None:
 
 def test_refused_profile_that_is_paused_restarts_nothing() -> None:
     profile = asked(rollout={"paused": True})
-    assert plan(profile, observe(OLD, too_large(0, is_draining=True)), NOW_S).actions == ()
+    assert plan_for(profile, observe(OLD, too_large(0, is_draining=True)), NOW_S).actions == ()
 
 
 def test_engine_is_not_restarted_into_settings_that_do_not_fit() -> None:
-    planned = plan(NEW, observe(NEW, too_large(0, is_draining=True)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, too_large(0, is_draining=True)), NOW_S)
     assert planned.actions == ()
 
 
 def test_another_edit_begins_a_new_wait() -> None:
     observed = observe(OLD, busy_pod(0, OLD))
-    status = plan(NEW, observed, NOW_S).status
+    status = plan_for(NEW, observed, NOW_S).status
     edited = asked(registryEntries=5, rollout={"force": True}).model_copy(update={"status": status})
-    assert plan(edited, observed, NOW_S + 10_000).actions == ()
+    assert plan_for(edited, observed, NOW_S + 10_000).actions == ()
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -322,14 +330,14 @@ def test_ready_pod_that_does_not_answer_is_not_touched(force: bool) -> None:
     profile = asked(rollout={"force": force})
     silent = make_pod(1, OLD, engine=None)
     observed = observe(profile, busy_pod(0, profile), silent)
-    planned = plan(profile, observed, NOW_S)
+    planned = plan_for(profile, observed, NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "EngineUnreachable")
 
 
 def test_without_an_answer_about_the_fit_nothing_is_touched() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=None))
-    planned = plan(NEW, observe(OLD, pod), NOW_S)
+    planned = plan_for(NEW, observe(OLD, pod), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
 
@@ -347,39 +355,39 @@ def test_force_passes_by_an_engine_that_does_not_answer_once_another_says_it_fit
 
 def test_profile_that_does_not_fit_is_refused_untouched() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=TOO_LARGE))
-    planned = plan(NEW, observe(OLD, pod), NOW_S)
+    planned = plan_for(NEW, observe(OLD, pod), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Accepted"] == ("False", "DoesNotFit")
 
 
 def test_refusal_says_by_how_much() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=TOO_LARGE))
-    accepted = plan(NEW, observe(OLD, pod), NOW_S).status.find_condition("Accepted")
+    accepted = plan_for(NEW, observe(OLD, pod), NOW_S).status.find_condition("Accepted")
     assert accepted is not None
     assert str(TOO_LARGE.short_by_bytes) in accepted.message
 
 
 def test_where_no_engine_serves_a_roll_goes_on_without_an_answer_about_the_fit() -> None:
     dead = unstarted_pod(0, OLD, failure="CrashLoopBackOff")
-    assert kinds(plan(NEW, observe(NEW, dead), NOW_S)) == [DeletePod]
+    assert kinds(plan_for(NEW, observe(NEW, dead), NOW_S)) == [DeletePod]
 
 
 def test_missing_target_is_named() -> None:
-    planned = plan(NEW, Observed(target=None), NOW_S)
+    planned = plan_for(NEW, Observation(NEW, target=None), NOW_S)
     assert statuses(planned.status)["Accepted"] == ("False", "TargetNotFound")
     assert statuses(planned.status)["Degraded"] == ("True", "TargetNotFound")
 
 
 def test_missing_container_is_refused() -> None:
     observed = observe(OLD, make_pod(0, OLD), target=make_target(OLD, 1, containers=("sidecar",)))
-    planned = plan(NEW, observed, NOW_S)
+    planned = plan_for(NEW, observed, NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Accepted"] == ("False", "ContainerNotFound")
 
 
 def test_younger_profile_of_a_target_conflicts() -> None:
     elder = make_profile("elder", created_s=NOW_S - 7200)
-    planned = plan(NEW, observe(OLD, make_pod(0, OLD), others=(elder.metadata,)), NOW_S)
+    planned = plan_for(NEW, observe(OLD, make_pod(0, OLD), others=(elder.metadata,)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Accepted"] == ("False", "Conflict")
 
@@ -387,14 +395,14 @@ def test_younger_profile_of_a_target_conflicts() -> None:
 def test_elder_profile_of_a_target_is_in_charge() -> None:
     younger = make_profile("younger", created_s=NOW_S - 60)
     observed = observe(OLD, make_pod(0, OLD), others=(younger.metadata,))
-    assert statuses(plan(NEW, observed, NOW_S).status)["Accepted"] == ("True", "Accepted")
+    assert statuses(plan_for(NEW, observed, NOW_S).status)["Accepted"] == ("True", "Accepted")
 
 
 def test_of_two_profiles_of_one_second_exactly_one_is_in_charge() -> None:
     one, two = make_profile("one"), make_profile("two")
     verdicts = {
         statuses(
-            plan(mine, observe(OLD, make_pod(0, OLD), others=(other.metadata,)), NOW_S).status
+            plan_for(mine, observe(OLD, make_pod(0, OLD), others=(other.metadata,)), NOW_S).status
         )["Accepted"]
         for mine, other in ((one, two), (two, one))
     }
@@ -403,40 +411,40 @@ def test_of_two_profiles_of_one_second_exactly_one_is_in_charge() -> None:
 
 def test_paused_profile_changes_nothing() -> None:
     profile = asked(rollout={"paused": True})
-    planned = plan(profile, observe(OLD, make_pod(0, OLD)), NOW_S)
+    planned = plan_for(profile, observe(OLD, make_pod(0, OLD)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "Paused")
 
 
 def test_paused_profile_that_is_served_is_ready() -> None:
     profile = asked(rollout={"paused": True})
-    planned = plan(profile, observe(profile, make_pod(0, profile)), NOW_S)
+    planned = plan_for(profile, observe(profile, make_pod(0, profile)), NOW_S)
     assert statuses(planned.status)["Ready"] == ("True", "Served")
     assert statuses(planned.status)["RolloutDeferred"] == ("False", "NotDeferred")
 
 
 def test_on_delete_strategy_patches_the_template_of_a_busy_target() -> None:
     profile = asked(rollout={"strategy": "OnDelete"})
-    assert PatchTemplate in kinds(plan(profile, observe(OLD, busy_pod(0, OLD)), NOW_S))
+    assert PatchTemplate in kinds(plan_for(profile, observe(OLD, busy_pod(0, OLD)), NOW_S))
 
 
 def test_on_delete_strategy_does_not_stand_in_for_an_answer_about_the_fit() -> None:
     profile = asked(rollout={"strategy": "OnDelete"})
-    planned = plan(profile, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
+    planned = plan_for(profile, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
 
 
 def test_on_delete_strategy_leaves_pods_to_people() -> None:
     profile = asked(rollout={"strategy": "OnDelete"})
-    planned = plan(profile, observe(profile, make_pod(0, OLD)), NOW_S)
+    planned = plan_for(profile, observe(profile, make_pod(0, OLD)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "OnDelete")
 
 
 def test_template_that_others_changed_reaches_the_pods() -> None:
     observed = observe(NEW, make_pod(0, NEW), target=make_target(NEW, 1, update_revision="image-2"))
-    planned = plan(NEW, observed, NOW_S)
+    planned = plan_for(NEW, observed, NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
     assert statuses(planned.status)["Ready"] == ("False", "NotServed")
 
@@ -444,57 +452,57 @@ def test_template_that_others_changed_reaches_the_pods() -> None:
 def test_canary_takes_the_last_pods() -> None:
     profile = asked(canary={"pods": 1})
     pods = [busy_pod(2, OLD), make_pod(0, OLD), make_pod(1, OLD)]
-    assert plan(profile, observe(profile, *pods), NOW_S).actions == ()
+    assert plan_for(profile, observe(profile, *pods), NOW_S).actions == ()
 
 
 def test_served_canary_holds_the_roll() -> None:
     profile = asked(canary={"pods": 1})
-    planned = plan(profile, observe(profile, make_pod(0, OLD), make_pod(1, profile)), NOW_S)
+    planned = plan_for(profile, observe(profile, make_pod(0, OLD), make_pod(1, profile)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "Canary")
     assert statuses(planned.status)["Ready"] == ("False", "NotServed")
 
 
 def test_removed_canary_lets_the_roll_go_on() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, NEW)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, NEW)), NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
 
 
 def test_restart_id_replaces_pods_of_equal_settings() -> None:
     profile = asked(restartId="monday")
-    assert PatchTemplate in kinds(plan(profile, observe(NEW, make_pod(0, NEW)), NOW_S))
+    assert PatchTemplate in kinds(plan_for(profile, observe(NEW, make_pod(0, NEW)), NOW_S))
 
 
 def test_reverted_roll_touches_only_the_pods_that_had_changed() -> None:
     observed = observe(OLD, make_pod(0, OLD), make_pod(1, NEW))
-    assert plan(OLD, observed, NOW_S).actions == (DrainPod(f"{TARGET}-1", "uid-1"),)
+    assert plan_for(OLD, observed, NOW_S).actions == (DrainPod(f"{TARGET}-1", "uid-1"),)
 
 
 def test_failing_pod_of_a_reverted_roll_is_deleted_at_once() -> None:
     failing = unstarted_pod(1, NEW, failure="CrashLoopBackOff")
-    planned = plan(OLD, observe(OLD, busy_pod(0, OLD), failing), NOW_S)
+    planned = plan_for(OLD, observe(OLD, busy_pod(0, OLD), failing), NOW_S)
     assert planned.actions == (DeletePod(f"{TARGET}-1", "uid-1"),)
 
 
 def test_engine_that_was_drained_before_a_revert_is_restarted() -> None:
-    assert kinds(plan(OLD, observe(OLD, drained(0, OLD)), NOW_S)) == [DeletePod]
+    assert kinds(plan_for(OLD, observe(OLD, drained(0, OLD)), NOW_S)) == [DeletePod]
 
 
 def test_draining_engine_does_not_count_as_ready_before_its_probe_fails() -> None:
-    planned = plan(NEW, observe(NEW, drained(0, NEW)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, drained(0, NEW)), NOW_S)
     assert statuses(planned.status)["Ready"] == ("False", "PodsNotReady")
 
 
 def test_failing_pod_stops_the_roll_and_is_told() -> None:
     failing = unstarted_pod(1, NEW, failure="CrashLoopBackOff")
-    planned = plan(NEW, observe(NEW, make_pod(0, OLD), failing), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), failing), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Degraded"] == ("True", "PodFailing")
 
 
 def test_pod_that_no_node_takes_is_told() -> None:
-    waiting = unstarted_pod(1, NEW, unplaced="Unschedulable: Insufficient nvidia.com/gpu")
-    degraded = plan(NEW, observe(NEW, make_pod(0, OLD), waiting), NOW_S).status.find_condition(
+    waiting = unstarted_pod(1, NEW, unschedulable="Unschedulable: Insufficient nvidia.com/gpu")
+    degraded = plan_for(NEW, observe(NEW, make_pod(0, OLD), waiting), NOW_S).status.find_condition(
         "Degraded"
     )
     assert degraded is not None
@@ -503,9 +511,9 @@ def test_pod_that_no_node_takes_is_told() -> None:
 
 
 def test_pod_that_waits_for_the_card_of_one_on_its_way_out_has_not_failed() -> None:
-    waiting = unstarted_pod(1, NEW, unplaced="Unschedulable: Insufficient nvidia.com/gpu")
+    waiting = unstarted_pod(1, NEW, unschedulable="Unschedulable: Insufficient nvidia.com/gpu")
     leaving = make_pod(0, OLD, is_terminating=True, ends_at_s=NOW_S + 10)
-    planned = plan(NEW, observe(NEW, leaving, waiting), NOW_S)
+    planned = plan_for(NEW, observe(NEW, leaving, waiting), NOW_S)
     assert statuses(planned.status)["Degraded"] == ("False", "NothingFailed")
 
 
@@ -514,90 +522,90 @@ def test_pod_that_does_not_end_is_told_a_minute_after_its_grace_period(
     late_s: float, reason: str
 ) -> None:
     leaving = make_pod(0, OLD, is_terminating=True, ends_at_s=NOW_S)
-    planned = plan(NEW, observe(NEW, leaving), NOW_S + late_s)
+    planned = plan_for(NEW, observe(NEW, leaving), NOW_S + late_s)
     assert statuses(planned.status)["Degraded"][1] == reason
 
 
 def test_template_that_lost_a_part_of_the_settings_is_restored_under_busy_engines() -> None:
-    observed = observe(NEW, busy_pod(0, NEW), target=make_target(NEW, 1, is_wired=False))
-    assert kinds(plan(NEW, observed, NOW_S)) == [PatchTemplate]
+    observed = observe(NEW, busy_pod(0, NEW), target=make_target(NEW, 1, mounts_settings=False))
+    assert kinds(plan_for(NEW, observed, NOW_S)) == [PatchTemplate]
 
 
 def test_pod_that_was_made_without_a_part_of_the_settings_is_replaced() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, NEW, is_wired=False)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, NEW, mounts_settings=False)), NOW_S)
     assert kinds(planned) == [DrainPod]
 
 
 def test_roll_goes_on_until_the_replaced_pods_serve() -> None:
-    rolling = plan(NEW, observe(NEW, make_pod(0, OLD)), NOW_S).status
+    rolling = plan_for(NEW, observe(NEW, make_pod(0, OLD)), NOW_S).status
     loading = NEW.model_copy(update={"status": rolling})
-    planned = plan(loading, observe(NEW, unstarted_pod(0, NEW)), NOW_S)
+    planned = plan_for(loading, observe(NEW, unstarted_pod(0, NEW)), NOW_S)
     assert statuses(planned.status)["Progressing"] == ("True", "Rolling")
 
 
 def test_pods_that_never_get_ready_are_not_ready() -> None:
     loading = unstarted_pod(0, NEW)
-    planned = plan(NEW, observe(NEW, loading), NOW_S)
+    planned = plan_for(NEW, observe(NEW, loading), NOW_S)
     assert statuses(planned.status)["Ready"] == ("False", "PodsNotReady")
 
 
 def test_engine_that_serves_something_else_than_its_settings_is_told() -> None:
     overridden = make_pod(0, NEW, engine=make_engine(OLD))
-    planned = plan(NEW, observe(NEW, overridden), NOW_S)
+    planned = plan_for(NEW, observe(NEW, overridden), NOW_S)
     assert statuses(planned.status)["Ready"] == ("False", "EffectiveDiffers")
     assert statuses(planned.status)["Degraded"] == ("True", "EffectiveDiffers")
 
 
 def test_silent_engines_leave_ready_unknown() -> None:
-    planned = plan(NEW, observe(NEW, make_pod(0, NEW, engine=None)), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, NEW, engine=None)), NOW_S)
     assert statuses(planned.status)["Ready"] == ("Unknown", "EngineUnreachable")
     assert ("Warning", "EngineUnreachable") in {(e.type, e.reason) for e in planned.events}
 
 
 def test_template_that_was_replaced_by_hand_is_restored_under_busy_engines() -> None:
     observed = observe(None, busy_pod(0, NEW))
-    assert kinds(plan(NEW, observed, NOW_S)) == [PatchTemplate]
+    assert kinds(plan_for(NEW, observed, NOW_S)) == [PatchTemplate]
 
 
 def test_settings_that_were_deleted_by_hand_are_restored() -> None:
     observed = observe(NEW, make_pod(0, NEW), config_maps=frozenset())
-    assert kinds(plan(NEW, observed, NOW_S)) == [ApplyConfigMap]
+    assert kinds(plan_for(NEW, observed, NOW_S)) == [ApplyConfigMap]
 
 
 def test_unused_settings_are_removed_once_the_profile_is_served() -> None:
     served = config_map_name(TARGET, hash_of(NEW))
     observed = observe(NEW, make_pod(0, NEW), config_maps=frozenset({served, "older", "oldest"}))
-    planned = plan(NEW, observed, NOW_S)
+    planned = plan_for(NEW, observed, NOW_S)
     assert planned.actions == (DeleteConfigMap("older"), DeleteConfigMap("oldest"))
 
 
 def test_settings_of_a_terminating_pod_are_kept() -> None:
     leaving = make_pod(1, OLD, is_terminating=True)
-    planned = plan(NEW, observe(NEW, make_pod(0, NEW), leaving), NOW_S)
+    planned = plan_for(NEW, observe(NEW, make_pod(0, NEW), leaving), NOW_S)
     assert planned.actions == ()
 
 
 def test_serving_hash_is_absent_while_pods_differ() -> None:
-    status = plan(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, NEW)), NOW_S).status
+    status = plan_for(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, NEW)), NOW_S).status
     assert status.serving_hash is None
     assert status.effective is None
 
 
 def test_effective_settings_are_what_engines_say() -> None:
-    status = plan(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
+    status = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     assert status.effective is not None
     assert status.effective.registry_entries == OLD.spec.registry_entries
 
 
 def test_conditions_carry_the_generation_they_were_made_for() -> None:
-    status = plan(NEW, observe(OLD, make_pod(0, OLD)), NOW_S).status
+    status = plan_for(NEW, observe(OLD, make_pod(0, OLD)), NOW_S).status
     assert {c.observed_generation for c in status.conditions} == {NEW.metadata.generation}
 
 
 def test_condition_keeps_its_time_while_its_status_stays() -> None:
-    first = plan(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
+    first = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     waiting = NEW.model_copy(update={"status": first})
-    second = plan(waiting, observe(NEW, make_pod(0, NEW)), NOW_S + 60).status
+    second = plan_for(waiting, observe(NEW, make_pod(0, NEW)), NOW_S + 60).status
     accepted, ready = second.find_condition("Accepted"), second.find_condition("Ready")
     assert accepted is not None
     assert ready is not None
@@ -605,26 +613,26 @@ def test_condition_keeps_its_time_while_its_status_stays() -> None:
 
 
 def test_status_survives_being_written_and_read() -> None:
-    status = plan(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
+    status = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert type(status).model_validate(written) == status
 
 
 def test_every_action_is_told() -> None:
-    planned = plan(NEW, observe(OLD, make_pod(0, OLD)), NOW_S)
-    told = [event.reason for event in map(tell_action, planned.actions) if event is not None]
+    planned = plan_for(NEW, observe(OLD, make_pod(0, OLD)), NOW_S)
+    told = [event.reason for event in map(describe_action, planned.actions) if event is not None]
     assert told == ["SettingsWritten", "TemplatePatched"]
 
 
 def test_refusal_is_told_once() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=TOO_LARGE))
     observed = observe(OLD, pod)
-    first = plan(NEW, observed, NOW_S)
-    again = plan(NEW.model_copy(update={"status": first.status}), observed, NOW_S + 30)
+    first = plan_for(NEW, observed, NOW_S)
+    again = plan_for(NEW.model_copy(update={"status": first.status}), observed, NOW_S + 30)
     assert [event.reason for event in first.events] == ["DoesNotFit"]
     assert again.events == ()
 
 
 def test_deletion_names_the_uid_that_was_looked_at() -> None:
     pod = replace(drained(0, OLD), uid="the-one-seen")
-    assert plan(NEW, observe(NEW, pod), NOW_S).actions == (DeletePod(pod.name, "the-one-seen"),)
+    assert plan_for(NEW, observe(NEW, pod), NOW_S).actions == (DeletePod(pod.name, "the-one-seen"),)

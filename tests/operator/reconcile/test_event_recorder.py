@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tests.operator.cluster_objects import PROFILE_PATH, clients, put_profile, read
 from tests.operator.fake_api import FakeApi, Request, path_of
 
-from kvreg_operator.plan.planning import Event
+from kvreg_operator.plan.actions import Event
 from kvreg_operator.reconcile.event_recorder import (
     FORGET_AFTER_S,
     MAX_MESSAGE_LENGTH,

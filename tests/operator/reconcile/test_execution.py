@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 from tests.operator.cluster_objects import (
+    KEY,
     POD_PATH,
     TARGET_PATH,
     clients,
     put_pod,
     put_profile,
     put_target,
-    read,
     template,
 )
 from tests.operator.fake_api import FakeApi, Request, path_of
 from tests.operator.objects import TARGET
 
-from kvreg_operator.clients.api_server import Conflict
-from kvreg_operator.clients.errors import OperatorError, PermanentError, TemporaryError
-from kvreg_operator.manifests.rendering import build_strategy_patch, build_template_patch
+from kvreg_operator.clients.errors import Conflict, OperatorError, PermanentError, TemporaryError
+from kvreg_operator.manifests.stateful_set import build_strategy_patch, build_template_patch
 from kvreg_operator.plan.actions import (
     Action,
     ApplyConfigMap,
@@ -56,7 +55,7 @@ def carry_out(api: FakeApi, *actions: Action) -> list[Request]:
 
     async def run() -> None:
         async with clients(api) as (cluster, engines):
-            execution = Execution(cluster, engines, read(api))
+            execution = Execution(cluster, engines.drain, KEY, "engine")
             for action in actions:
                 await execution.carry_out(action)
 
@@ -78,7 +77,7 @@ def seen_version(api: FakeApi) -> str:
 
 def patch_of(api: FakeApi, version: str | None = None) -> PatchTemplate:
     manifest = build_template_patch(
-        namespace="serving", target=read(api).spec.target_ref, settings_hash="abc"
+        namespace="serving", target_name=TARGET, container="engine", settings_hash="abc"
     )
     return PatchTemplate("abc", manifest, TARGET_UID, version or seen_version(api))
 
@@ -201,7 +200,7 @@ def test_engine_is_drained_where_its_pod_is_now() -> None:
         async with clients(api) as (cluster, engines):
             # After the look: the container has crashed, and the pod has another address.
             put_pod(api)
-            execution = Execution(cluster, engines, read(api))
+            execution = Execution(cluster, engines.drain, KEY, "engine")
             await execution.carry_out(DrainPod(f"{TARGET}-0", f"uid-of-{TARGET}-0"))
 
     asyncio.run(run())
@@ -214,7 +213,7 @@ def test_engine_of_another_pod_of_that_name_is_not_drained() -> None:
     async def run() -> None:
         async with clients(api) as (cluster, engines):
             put_pod(api)
-            execution = Execution(cluster, engines, read(api))
+            execution = Execution(cluster, engines.drain, KEY, "engine")
             await execution.carry_out(DrainPod(f"{TARGET}-0", "uid-of-an-earlier-one"))
 
     asyncio.run(run())
@@ -266,7 +265,7 @@ def test_server_that_cannot_be_reached_is_temporary() -> None:
 
     async def run() -> None:
         async with clients(api) as (cluster, engines):
-            execution = Execution(cluster, engines, read(api))
+            execution = Execution(cluster, engines.drain, KEY, "engine")
             cluster.client.configuration.host = "http://127.0.0.1:9"
             action: Any = DeleteConfigMap("settings")
             await execution.carry_out(action)

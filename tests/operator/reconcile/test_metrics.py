@@ -11,12 +11,12 @@ from tests.operator.objects import (
     make_pod,
     make_profile,
     observe,
+    plan_for,
     unstarted_pod,
 )
 
 from kvreg_operator.crd.profile import KVRegistryProfile, ProfileStatus
-from kvreg_operator.plan.observation import Observed
-from kvreg_operator.plan.planning import plan
+from kvreg_operator.plan.observation import Observation
 from kvreg_operator.reconcile.metrics import OperatorMetrics, find_new_deferral, find_roll_result
 
 OLD = make_profile(registryEntries=1)
@@ -33,8 +33,8 @@ class Clock:
         return self.now_s
 
 
-def status_of(observed: Observed, profile: KVRegistryProfile = NEW) -> ProfileStatus:
-    return plan(profile, observed, NOW_S).status
+def status_of(observed: Observation, profile: KVRegistryProfile = NEW) -> ProfileStatus:
+    return plan_for(profile, observed, NOW_S).status
 
 
 ROLLING = status_of(observe(NEW, unstarted_pod(0, OLD)))
@@ -97,7 +97,8 @@ def test_change_moves_the_counters() -> None:
 
 def test_profiles_count_under_what_is_true_of_them() -> None:
     metrics, registry, _ = new_metrics()
-    metrics.show_profiles([SERVED, DEFERRED])
+    metrics.show_profiles("a", [SERVED])
+    metrics.show_profiles("b", [DEFERRED])
     shown = {
         condition: registry.get_sample_value("kvreg_operator_profiles", {"condition": condition})
         for condition in ("Accepted", "Progressing", "Ready", "Degraded", "RolloutDeferred")
@@ -113,8 +114,8 @@ def test_profiles_count_under_what_is_true_of_them() -> None:
 
 def test_profile_that_is_gone_counts_no_more() -> None:
     metrics, registry, _ = new_metrics()
-    metrics.show_profiles([SERVED])
-    metrics.show_profiles([])
+    metrics.show_profiles("a", [SERVED])
+    metrics.show_profiles("a", [])
     assert registry.get_sample_value("kvreg_operator_profiles", {"condition": "Ready"}) == 0
 
 

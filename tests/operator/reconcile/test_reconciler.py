@@ -18,15 +18,16 @@ from tests.operator.cluster_objects import (
     put_profile,
     put_served,
     put_target,
+    refresh,
 )
 from tests.operator.fake_api import FakeApi, Request, path_of
 from tests.operator.objects import NOW_S, TARGET
-from tests.operator.observe.test_observer import refresh
 
-from kvreg_operator.clients.api_server import Conflict
-from kvreg_operator.clients.errors import OperatorError, PermanentError, TemporaryError
-from kvreg_operator.reconcile import reconciler
+from kvreg_operator.clients.errors import Conflict, OperatorError, PermanentError, TemporaryError
+from kvreg_operator.observe import observer as observer_module
+from kvreg_operator.observe.observer import Observer
 from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.reconcile.execution import Executor
 from kvreg_operator.reconcile.metrics import OperatorMetrics
 from kvreg_operator.reconcile.reconciler import AFTER_ACTION_S, WHILE_WAITING_S, Reconciler
 
@@ -47,7 +48,9 @@ def reconcile(
             refresh(api)
             metrics = OperatorMetrics(registry or CollectorRegistry(), lambda: 0.0)
             recorder = EventRecorder(cluster, lambda: NOW_S, "here")
-            passes = Reconciler(cluster, engines, recorder, metrics, lambda: NOW_S)
+            observer = Observer(cluster, engines, recorder.warn)
+            executor = Executor(cluster, engines.drain, recorder)
+            passes = Reconciler(observer, executor, metrics, lambda: NOW_S)
             delay_s: float | None = None
             for number in range(num_passes):
                 try:
@@ -167,7 +170,7 @@ def test_status_that_stays_is_written_without_making_a_version() -> None:
 
 
 def test_look_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "LOOK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(observer_module, "TIMEOUT_S", 0.1)
     api = to_roll()
     api.engine.is_hung = True
     with pytest.raises(TemporaryError, match="longer than"):

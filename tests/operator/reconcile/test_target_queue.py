@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvreg_operator.observe.targets import TargetKey, find_target
-from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
+from kvreg_operator.watch.targets import find_target
 
 A, B = TargetKey("serving", "a"), TargetKey("serving", "b")
 

@@ -8,11 +8,9 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kvreg_operator.clients.api_server import Conflict
-from kvreg_operator.clients.errors import PermanentError, TemporaryError
-from kvreg_operator.observe.targets import TargetKey
+from kvreg_operator.clients.errors import Conflict, PermanentError, TemporaryError
 from kvreg_operator.reconcile.metrics import OperatorMetrics
-from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 from kvreg_operator.reconcile.workers import AFTER_PERMANENT_S, MAX_BACKOFF_S, Workers
 
 KEY = TargetKey("serving", "chat")

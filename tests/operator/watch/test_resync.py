@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry
 from tests.operator.cluster_objects import KEY, PROFILE_PATH, clients, put_served
 from tests.operator.fake_api import FakeApi
 
-from kvreg_operator.observe.targets import TargetKey
 from kvreg_operator.reconcile.metrics import OperatorMetrics
-from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 from kvreg_operator.watch.hearing import Hearing, WatchedObject
 from kvreg_operator.watch.resync import Resync
 

@@ -6,15 +6,12 @@ import json
 
 from tests.operator.objects import TARGET, make_profile
 
-from kvreg_operator.manifests.rendering import (
-    build_config_map,
-    build_strategy_patch,
-    build_template_patch,
-)
-from kvreg_operator.manifests.settings_document import build_settings_document
+from kvreg_operator.manifests.config_map import build_config_map
+from kvreg_operator.manifests.desired_state import render_settings
+from kvreg_operator.manifests.stateful_set import build_strategy_patch, build_template_patch
 
 PROFILE = make_profile("small", lanes=2, registryEntries=4, currentState="Drop", anchors=1)
-DOCUMENT = build_settings_document("small", PROFILE.spec)
+DOCUMENT = render_settings(PROFILE)
 
 
 def test_config_map_is_immutable_and_belongs_to_the_target() -> None:
@@ -49,7 +46,7 @@ def test_config_map_is_immutable_and_belongs_to_the_target() -> None:
 
 def test_template_patch_names_the_operator_s_fields_only() -> None:
     patch = build_template_patch(
-        namespace="serving", target=PROFILE.spec.target_ref, settings_hash="abc"
+        namespace="serving", target_name=TARGET, container="engine", settings_hash="abc"
     )
     assert patch == {
         "apiVersion": "apps/v1",

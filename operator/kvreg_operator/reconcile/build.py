@@ -1,0 +1,35 @@
+"""The parts that make passes, built from a connection to the cluster and to the engines."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import httpx
+
+from kvreg_operator.clients.api_server import ClusterApi
+from kvreg_operator.observe.engines import Engines
+from kvreg_operator.observe.observer import Observer
+from kvreg_operator.reconcile.event_recorder import EventRecorder
+from kvreg_operator.reconcile.execution import Executor
+from kvreg_operator.reconcile.metrics import OperatorMetrics
+from kvreg_operator.reconcile.reconciler import Reconciler
+from kvreg_operator.reconcile.target_queue import TargetQueue
+from kvreg_operator.reconcile.workers import Workers
+
+
+def build_workers(
+    api: ClusterApi,
+    http: httpx.AsyncClient,
+    metrics: OperatorMetrics,
+    *,
+    api_key_file: Path | None,
+) -> Workers:
+    """Build the workers, with a queue of their own."""
+    recorder = EventRecorder(api, time.time, socket.gethostname())
+    engines = Engines(http, api_key_file)
+    observer = Observer(api, engines, recorder.warn)
+    executor = Executor(api, engines.drain, recorder)
+    reconciler = Reconciler(observer, executor, metrics, time.time)
+    return Workers(TargetQueue(time.monotonic), reconciler, metrics)
