@@ -1,1 +1,1 @@
-"""Operators of the hybrid model, each beside its reference."""
+"""The ops of the hybrid model, each with its reference."""

@@ -1,7 +1,7 @@
-"""How an operator is compared with its reference: relative RMS and a cap on the worst element.
+"""Comparison of an op with its reference: relative RMS and a limit on the worst element.
 
-Ships with the package so that tests and benchmarks judge by one rule. Owns no tolerances: each
-operator names its own in its ``cases.py``.
+Ships with the package, so that tests and benchmarks use the same rule. The tolerances of an op are
+in its ``cases.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What an error may be. Both limits are relative to the RMS of the expected tensor."""
+    """Limits of an error. Both are relative to the RMS of the expected tensor."""
 
     name: str
     relative_rms: float
@@ -23,13 +23,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a tensor is from what was expected, relative to the RMS of the expected one."""
+    """The error of a tensor, relative to the RMS of the expected one."""
 
     relative_rms: float
     worst_element: float
 
     def is_within(self, tolerance: Tolerance) -> bool:
-        """NaN compares false with everything, so a NaN anywhere is never within."""
+        """Return whether both limits hold. NaN compares false, so any NaN exceeds them."""
         return (
             self.relative_rms <= tolerance.relative_rms
             and self.worst_element <= tolerance.worst_element
@@ -37,7 +37,7 @@ class Deviation:
 
 
 def deviation(actual: Tensor, expected: Tensor) -> Deviation:
-    """Measures in fp64. Equal zero tensors deviate by zero.
+    """Return the error, computed in fp64. Equal zero tensors have no error.
 
     Raises:
         AssertionError: The shapes differ or the expected tensor is not finite.
@@ -53,7 +53,7 @@ def deviation(actual: Tensor, expected: Tensor) -> Deviation:
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: Tolerance, what: str) -> None:
-    """Fails with both numbers and the tolerance's name when ``actual`` is too far off.
+    """Fail with both numbers and the name of the tolerance if it is exceeded.
 
     Raises:
         AssertionError: See ``deviation``; or the tolerance is exceeded, or there is a NaN.
@@ -63,5 +63,5 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: Tolerance, what: s
 
 
 def nan_filled(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A fresh buffer in which an element that nobody wrote cannot pass for a result."""
+    """Return a new buffer of NaN, in which an unwritten element cannot pass for a result."""
     return torch.full(shape, torch.nan, dtype=dtype)

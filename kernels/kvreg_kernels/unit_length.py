@@ -1,7 +1,7 @@
-"""Division of vectors by their length: the heart of every norm in the model.
+"""Division of vectors by their length, the core of every norm in the model.
 
-An RMS norm of size D with ``eps`` is sqrt(D) times a unit vector with epsilon D * eps, so one
-operator serves norms, queries and keys. Owns no weights.
+An RMS norm of size D with ``eps`` is sqrt(D) times a unit vector with epsilon D * eps, so one op
+serves norms, queries and keys. Owns no weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class UnitLength:
 
     def length(self, x: Tensor) -> Tensor:
         """Returns sqrt(sum of squares + epsilon); the last dimension is kept with size 1."""
-        # Two calls instead of five: a norm has a kernel of its own, and a hypotenuse adds epsilon.
+        # Two kernels instead of five: a fused norm, and a hypotenuse that adds epsilon.
         norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return norm.hypot_(self._root)
 

@@ -1,4 +1,4 @@
-"""Operators are compared on one thread, so that a shared machine does not change their sums."""
+"""Ops run on one thread, so that a shared machine does not change their summation order."""
 
 from __future__ import annotations
 

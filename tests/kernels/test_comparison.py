@@ -1,4 +1,4 @@
-"""The rule by which operators are judged."""
+"""The comparison of an op with its reference."""
 
 from __future__ import annotations
 

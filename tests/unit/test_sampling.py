@@ -1,4 +1,4 @@
-"""Sampling follows its parameters exactly, and each request draws for itself."""
+"""Sampling follows its parameters exactly, and requests are independent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARAMS = st.builds(
 def _naive_distribution(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """The definition, one step after the other, on lists."""
+    """The definition, step by step, on lists."""
     counts = Counter(output)
     x = list(logits)
     for i in {*prompt, *output}:

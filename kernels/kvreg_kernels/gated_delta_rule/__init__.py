@@ -1,7 +1,7 @@
 """The gated delta rule: a linear attention whose state decays and is corrected by each token.
 
-Owns the operator's contract and the choice of its form. It owns no state: the caller passes the
-state of each sequence, and the operator advances it in place.
+Owns the contract of the op and the choice of its implementation. It owns no state: the caller
+passes the state of each sequence, and the op advances it in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["bind_gated_delta_rule", "gated_delta_rule"]
 def gated_delta_rule(
     qk: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> Tensor:
-    """Runs T tokens of B sequences through the rule and returns what the queries read.
+    """Runs T tokens of B sequences through the rule and returns the outputs of the queries.
 
     Per token and value head, with the query and key scaled to unit length (plus epsilon)::
 
@@ -36,7 +36,7 @@ def gated_delta_rule(
         ``state`` holds the state after the last token. Nothing else is mutated.
 
     Raises:
-        ValueError: Shapes that do not fit each other.
+        ValueError: The shapes do not match.
 
     Source:
         Yang et al., "Gated Delta Networks", https://arxiv.org/abs/2412.06464, equation 10.
@@ -52,14 +52,14 @@ def bind_gated_delta_rule(
 ) -> Callable[[Tensor], Tensor]:
     """Returns ``gated_delta_rule`` bound to input buffers, to be called with a state.
 
-    Each call reads what the buffers hold then. For one token the checks, views and buffers cost as
-    much as the rule; a decode loop makes them once.
+    Each call reads the current contents of the buffers. For one token, the checks, views and
+    buffers cost as much as the rule; a decode loop makes them once.
 
     Effects:
         The result of a call may be overwritten by the next call.
 
     Raises:
-        ValueError: Shapes that do not fit each other.
+        ValueError: The shapes do not match.
     """
     batch, tokens, _, heads, _ = qk.shape
     if (

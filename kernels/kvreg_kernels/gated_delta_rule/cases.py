@@ -10,15 +10,15 @@ from torch import Tensor
 from kvreg_kernels.testing import Tolerance
 
 FP64_ROUNDING = Tolerance("gated_delta_rule.fp64_rounding", relative_rms=1e-14, worst_element=2e-12)
-"""Two orders of the same fp64 sums."""
+"""Two summation orders in fp64."""
 
 FP32_ROUNDING = Tolerance("gated_delta_rule.fp32_rounding", relative_rms=5e-7, worst_element=1e-5)
-"""fp32 against fp64: about 4 units in the last place on average, also after a long recurrence."""
+"""fp32 against fp64: about 4 ULP on average, also after a long recurrence."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one call, in the letters of the operator's contract."""
+    """Sizes of one call, named as in the contract of the op."""
 
     batch: int
     tokens: int
@@ -39,26 +39,26 @@ class Inputs:
     state: Tensor
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """A copy in another type; every tensor is fresh, the state too."""
+        """Return a copy with another dtype; all tensors are new, including the state."""
         qk, v, log_decay, beta, state = (x.to(dtype, copy=True) for x in self.as_tuple())
         return Inputs(qk, v, log_decay, beta, state)
 
     def as_tuple(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The arguments, to be unpacked into a call."""
+        """Return the arguments of a call."""
         return self.qk, self.v, self.log_decay, self.beta, self.state
 
     def tokens(self, start: int, stop: int) -> Inputs:
-        """The same call for tokens ``start`` to ``stop`` only, on the same state."""
+        """Return the inputs of tokens ``start`` to ``stop``, with the same state."""
         qk, v, log_decay, beta = (x[:, start:stop] for x in self.as_tuple()[:4])
         return Inputs(qk, v, log_decay, beta, self.state)
 
 
 DECAYS = {"none": 0.0, "weak": 0.01, "usual": 1.0, "strong": 30.0}
-"""Mean of -log_decay per token: from a state that never fades to one that each token wipes."""
+"""Mean of -log_decay per token: from no decay to a state that each token erases."""
 
 
 def make_inputs(shape: Shape, *, decay: str = "usual", seed: int = 0) -> Inputs:
-    """Random fp64 inputs with a non-zero state and exponentially distributed decays."""
+    """Return random fp64 inputs with a non-zero state and exponentially distributed decays."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:

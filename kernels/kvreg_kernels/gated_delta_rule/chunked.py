@@ -1,7 +1,7 @@
-"""The rule for many tokens: each chunk of 64 is solved as matrices, the state walks between them.
+"""The chunked form for many tokens: matrix products inside chunks of 64, a recurrence between them.
 
-Within a chunk the corrections of all tokens depend on each other through a unit lower triangular
-matrix; one triangular solve gives them as ``u - w S`` for whatever state S the chunk begins with.
+Inside a chunk, the corrections of all tokens depend on each other through a unit lower triangular
+matrix; one triangular solve gives them as ``u - w S`` for the state S at the start of the chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvreg_kernels.gated_delta_rule.recurrent import EPSILON
 from kvreg_kernels.unit_length import UnitLength
 
 CHUNK_TOKENS = 64
-"""As in transformers. Longer chunks cost more within, shorter ones more steps between."""
+"""As in transformers. Longer chunks cost more inside a chunk, shorter ones more steps."""
 
 
 class ChunkedForm:
@@ -38,7 +38,7 @@ class ChunkedForm:
         rows = batch * value_heads
         chunk = min(CHUNK_TOKENS, tokens)
         num_chunks = -(-tokens // chunk)
-        # Padded tokens have k = 0, beta = 0 and no decay: they leave the state alone.
+        # Padded tokens have k = 0, beta = 0 and no decay: they do not change the state.
         padding = num_chunks * chunk - tokens
         unit = F.pad(self._unit_length(self._qk), (0, 0, 0, 0, 0, 0, 0, padding))
         v = F.pad(self._v, (0, 0, 0, 0, 0, padding))
@@ -51,7 +51,7 @@ class ChunkedForm:
         gates = gates.view(2, batch, num_chunks, chunk, heads, group)
         log_decay, beta = gates.permute(0, 2, 1, 4, 5, 3)  # [n, B, H, G, C]
 
-        # In fp64: differences of long sums cancel, and a strong decay would blur weak ones behind.
+        # In fp64: differences of long sums cancel, and a strong decay would round weak ones away.
         since_start = log_decay.double().cumsum(-1)
         future = v.new_full((chunk, chunk), -torch.inf).triu_(1)
         between = (since_start.unsqueeze(-1) - since_start.unsqueeze(-2)).to(v.dtype)

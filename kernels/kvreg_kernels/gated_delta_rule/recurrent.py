@@ -1,4 +1,4 @@
-"""The rule for one token of each sequence: a few small operations on the state, in place."""
+"""The recurrent form for one token of each sequence, in place on the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EPSILON = 1e-6
 
 
 class RecurrentForm:
-    """The rule with T = 1, bound to its input buffers. Owns buffers for all that is between."""
+    """The rule with T = 1, bound to its input buffers. Owns buffers for all intermediates."""
 
     def __init__(self, qk: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> None:
         batch, _, _, heads, k_size = qk.shape
@@ -49,6 +49,6 @@ class RecurrentForm:
         self._correction_rows.baddbmm_(self._keys, memory, alpha=-1)
         self._correction.mul_(self._beta)
         memory.baddbmm_(self._key_columns, self._correction_rows)
-        # beta = 0: what the output held before does not count.
+        # beta = 0: the previous content of the output is ignored.
         self._out_rows.baddbmm_(self._queries, memory, beta=0, alpha=self._scale)
         return self._out

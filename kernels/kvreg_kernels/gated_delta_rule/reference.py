@@ -1,4 +1,4 @@
-"""The rule written from its formula, token by token. The only oracle; never used to serve."""
+"""The rule written from its formula, token by token: the only oracle, never used to serve."""
 
 from __future__ import annotations
 

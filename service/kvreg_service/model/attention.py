@@ -1,6 +1,6 @@
 """The full-attention layer: grouped heads, normed queries and keys, partial rotation, output gate.
 
-Owns the layer's weights. Keys and values belong to ``KVPages`` and come with the step.
+Owns the layer's weights. Keys and values belong to ``KVPages`` and are passed with the step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvreg_service.model.projection import Projection, rms_direction
 from kvreg_service.model.step import Step
 
 QUERY_TILE_TOKENS = 256
-"""Queries that attend at once in prefill: keys after the tile are skipped, not masked."""
+"""Queries per tile in prefill: keys after the tile are skipped, not masked."""
 
 
 class AttentionBuffers:
-    """What the layer computes in, for T tokens of each of B sequences; N = B * T rows.
+    """The scratch buffers of the layer, for T tokens of each of B sequences; N = B * T rows.
 
-    All layers share one, as they run one after the other.
+    All layers share one instance, as they run one after the other.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AttentionBuffers:
         self.raw_qk = raw_qk.view(num_rows, -1, head_dim)
         self.raw_v = raw_v.view(num_rows, -1, head_dim)
 
-        # Query, key and value heads side by side, so that keys and values are stored in one go.
+        # Query, key and value heads side by side, so that keys and values are stored in one copy.
         self.qkv = empty(num_rows, heads + 2 * kv_heads, head_dim, dtype=exact)
         self.qk, self.v = self.qkv[:, :-kv_heads], self.qkv[:, -kv_heads:]
         self.q, self.kv = self.qkv[:, :heads], self.qkv[:, heads:].transpose(0, 1)
@@ -101,7 +101,7 @@ class Attention:
         """Adds the layer's output to the residual stream x [N, hidden].
 
         Effects:
-            Writes the new keys and values into the step's rows.
+            Writes the new keys and values to the KV pages of the step.
         """
         self.input_norm(x, out=buffers.unit)
         self.in_proj(buffers.unit, out=buffers.projected)
@@ -125,7 +125,7 @@ class Attention:
 
 
 def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-    """Lets the query heads of one token, rows of one product per KV head, attend to all tokens.
+    """Attention of one token to all tokens: one product per KV head, its query heads as rows.
 
     Shapes:
         queries, out [KV heads, group, head_dim]; keys, values [KV heads, S, head_dim].
@@ -134,7 +134,7 @@ def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> N
 
 
 def _attend_tiles(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-    """Lets the last T of S tokens attend to themselves and all before.
+    """Causal attention of the last T of S tokens.
 
     Shapes:
         queries, out [T, KV heads, group, head_dim]; keys, values [KV heads, S, head_dim].
@@ -159,7 +159,7 @@ def _attend_tiles(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) ->
 
 
 def _in_order(layer: Mapping[str, Tensor], kind: str, config: ModelConfig) -> list[Tensor]:
-    """Queries, keys, values, gates: q_proj holds query and gate of each head side by side."""
+    """Return queries, keys, values, gates; q_proj has query and gate of each head interleaved."""
     q_proj = layer[f"q_proj.{kind}"]
     per_head = q_proj.view(config.num_attention_heads, 2, config.head_dim, *q_proj.shape[1:])
     queries, gates = per_head.transpose(0, 1).reshape(2, -1, *q_proj.shape[1:])

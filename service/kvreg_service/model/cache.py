@@ -1,7 +1,7 @@
-"""The two memories of a sequence: state slots and KV pages, allocated once and never grown.
+"""The two caches of a sequence: state slots and KV pages, allocated once.
 
-Owns the tensors and how they are laid out. Which slot or page belongs to whom is decided by the
-core; nobody here counts references or remembers owners.
+Owns the tensors and their layout. The core owns the assignment of slots and pages; there are no
+reference counts here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StateSlots:
 
     @property
     def num_slots(self) -> int:
-        """Slots that exist."""
+        """The number of slots."""
         return self.recurrent.shape[1]
 
     @property
@@ -83,16 +83,16 @@ class StateSlots:
                 layer[second] = kept
 
     def batch(self, slots: Sequence[int]) -> StateBatch:
-        """Opens the states of the sequences of one step, in order.
+        """Returns the states of the sequences of one step, in order.
 
         Effects:
-            Neighbouring slots are views: what the step writes is in place. Others are copies that
+            Contiguous slots are views, which the step writes in place. Others are copies, which
             ``StateBatch.commit`` writes back.
         """
         assert len(set(slots)) == len(slots), f"a slot appears twice in {slots}"
         first, count = slots[0], len(slots)
         if list(slots) == list(range(first, first + count)):
-            # A decode loop opens the same run at every step.
+            # A decode loop uses the same slots at every step.
             if (first, count) not in self._runs:
                 run = slice(first, first + count)
                 self._runs[first, count] = StateBatch(self.conv[:, run], self.recurrent[:, run])
@@ -115,7 +115,7 @@ class StateBatch:
         self._copied_from = copied_from
 
     def commit(self) -> None:
-        """Writes copied states back to their slots; nothing to do for views."""
+        """Writes copied states back to their slots; does nothing for views."""
         if self._copied_from is not None:
             slots, index = self._copied_from
             slots.conv.index_copy_(1, index, self._stacked[0])
@@ -124,9 +124,9 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class KVContext:
-    """Where the first ``num_tokens`` tokens of a sequence lie: in these pages.
+    """The pages of the first ``num_tokens`` tokens of a sequence.
 
-    Without ``pages`` they are one run of rows from ``first_row`` on.
+    Without ``pages`` they are contiguous rows, starting at ``first_row``.
     """
 
     num_tokens: int
@@ -139,7 +139,7 @@ class KVPages:
 
     Shapes:
         kv [layers, 2 * KV heads, pages * 64, head_dim]: all key heads, then all value heads, then
-        rows. Page p is the rows [64 p, 64 p + 64), so neighbouring pages are one run of rows that
+        rows. Page p is the rows [64 p, 64 p + 64), so contiguous pages are contiguous rows, which
         attention reads without a copy.
     """
 
@@ -163,7 +163,7 @@ class KVPages:
 
     @property
     def num_pages(self) -> int:
-        """Pages that exist."""
+        """The number of pages."""
         return self.kv.shape[2] // PAGE_TOKENS
 
     @property
@@ -182,14 +182,14 @@ class KVPages:
         pages[:, :, target] = pages[:, :, source]
 
     def rows(self, page_table: Sequence[int], start: int, num_tokens: int) -> list[int]:
-        """The rows of the tokens at positions ``start`` to ``start + num_tokens``."""
+        """Return the rows of the tokens at positions ``start`` to ``start + num_tokens``."""
         return [
             page_table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS
             for position in range(start, start + num_tokens)
         ]
 
     def context(self, page_table: Sequence[int], num_tokens: int) -> KVContext:
-        """Finds how the first ``num_tokens`` tokens are read; done once per step, not per layer."""
+        """Returns how to read the first ``num_tokens`` tokens; called once per step."""
         count = math.ceil(num_tokens / PAGE_TOKENS)
         used = list(page_table[:count])
         assert len(used) == count, f"{num_tokens} tokens do not fit {len(used)} pages"
@@ -210,8 +210,8 @@ class KVPages:
     def read(self, layer: int, context: KVContext, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns keys and values, each [KV heads, num_tokens, head_dim].
 
-        Views when the rows are one run and stored in ``dtype``. Rows behind the last token are
-        never part of the result.
+        They are views if the rows are contiguous and stored in ``dtype``. Rows after the last token
+        are never part of the result.
         """
         keys, values = self._keys_and_values[layer]
         if context.pages is None:
@@ -226,6 +226,6 @@ class KVPages:
 
 
 def _gather(rows: Tensor, pages: Tensor, num_tokens: int) -> Tensor:
-    """Copies pages [heads, rows, head_dim] behind each other, without the tail of the last."""
+    """Concatenates pages [heads, rows, head_dim], without the rows after the last token."""
     gathered = torch.unflatten(rows, 1, (-1, PAGE_TOKENS)).index_select(1, pages)
     return gathered.flatten(1, 2).narrow(1, 0, num_tokens)

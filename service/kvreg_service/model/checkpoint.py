@@ -1,7 +1,7 @@
 """Reads safetensors checkpoints in the Hugging Face layout, tensor by tensor.
 
-Owns which tensors a model of this configuration has, by name and shape, and the translation of
-their published names. Does not know how layers use them.
+Owns the names and shapes of the tensors of a configuration, and the mapping of published names. It
+does not know how layers use them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvreg_service.model.precision import accumulation_dtype
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Called after each tensor with its name, the bytes read so far and the bytes to read."""
+"""Called after each tensor with its name, the bytes read so far and the total bytes."""
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _VISION_PARTS = ("visual.", "vision_tower.", "vision_model.")
@@ -33,13 +33,13 @@ _QUANTISED_SUFFIXES = (
     "input_scale", "input_global_scale", "k_scale", "v_scale", "qweight", "qzeros", "scales",
 )  # fmt: skip
 _FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# Small, and sensitive: decays are exponentials of them, and norms multiply whole layers.
+# Small and sensitive: decays are exponentials of them, and norms scale whole layers.
 _ACCUMULATION_SUFFIXES = ("A_log", "dt_bias", "norm.weight", "layernorm.weight")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a checkpoint, known from the file's header only."""
+    """One tensor of a checkpoint, from the header of its file."""
 
     file: Path
     stored_name: str
@@ -65,12 +65,13 @@ def load_weights(
     """Reads the text model's tensors, named as in transformers without the ``model.`` prefix.
 
     Matrices come in ``dtype``; norms, ``A_log`` and ``dt_bias`` in fp32 (fp64 for fp64). Vision
-    tensors are skipped with one log line, ``mtp.`` tensors silently: ``load_mtp_weights`` reads
-    them.
+    tensors are skipped with one log line; ``mtp.`` tensors are skipped without one, as
+    ``load_mtp_weights`` reads them.
 
     Raises:
-        CheckpointError: No readable safetensors, a quantised checkpoint, or tensors that are
-            missing, surplus, not floating point or of a wrong shape, all named at once.
+        CheckpointError: There is no readable safetensors file, the checkpoint is quantized, or
+            tensors are missing, unexpected, not floating point or of a wrong shape. The message
+            lists all of them.
     """
     stored = _list_tensors(Path(path))
     text = {name: tensor for name, tensor in stored.items() if not name.startswith("mtp.")}
@@ -89,7 +90,7 @@ def load_mtp_weights(
     """Reads the tensors of the multi-token-prediction head; empty if the model has none.
 
     Raises:
-        CheckpointError: As ``load_weights``.
+        CheckpointError: See ``load_weights``.
     """
     stored = _list_tensors(Path(path))
     mtp = {name: tensor for name, tensor in stored.items() if name.startswith("mtp.")}
@@ -97,7 +98,7 @@ def load_mtp_weights(
 
 
 def weights_digest(path: Path | str) -> str:
-    """Returns the SHA-256 over the headers and contents of all safetensors files, as hex.
+    """Returns the SHA-256 of the headers and contents of all safetensors files, as hex.
 
     Raises:
         CheckpointError: There are no safetensors files.
@@ -110,7 +111,7 @@ def weights_digest(path: Path | str) -> str:
 
 
 def text_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of the text model, without the ``model.`` prefix."""
+    """Returns the names and shapes of the text model's tensors, without the ``model.`` prefix."""
     hidden, vocab = config.hidden_size, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (vocab, hidden),
@@ -126,7 +127,7 @@ def text_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def mtp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the multi-token-prediction head; its layers are full attention."""
+    """Returns the names and shapes of the MTP head, whose layers are full attention."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "mtp.fc.weight": (hidden, 2 * hidden),
@@ -187,7 +188,7 @@ def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The files of a checkpoint folder: those of its index, or the single one."""
+    """Returns the files of a checkpoint folder: those of its index, or the single file."""
     index = path / "model.safetensors.index.json"
     single = path / "model.safetensors"
     if index.is_file():
@@ -205,7 +206,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _list_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Lists the text and mtp tensors of a checkpoint from its headers, under plain names."""
+    """Reads the text and MTP tensors from the headers of a checkpoint, under plain names."""
     found: dict[str, StoredTensor] = {}
     num_vision = 0
     for file in _weight_files(path):
@@ -234,7 +235,7 @@ def _list_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _plain_name(stored_name: str) -> str:
-    """Drops the prefix that depends on how the checkpoint was exported."""
+    """Removes the prefix, which depends on how the checkpoint was exported."""
     for prefix in _PREFIXES:
         if stored_name.startswith(prefix):
             return stored_name.removeprefix(prefix)
@@ -247,7 +248,7 @@ def _read(
     dtype: torch.dtype,
     on_progress: Progress | None,
 ) -> dict[str, Tensor]:
-    """Checks all headers, then reads one tensor after the other."""
+    """Checks all headers, then reads the tensors one by one."""
     problems = _problems(stored, expected)
     if problems:
         raise CheckpointError("; ".join(problems), problems=tuple(problems))
@@ -272,7 +273,7 @@ def _read(
 def _problems(
     stored: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-    """One sentence per kind of disagreement, each naming all its tensors."""
+    """Returns one message per kind of mismatch, each with all of its tensors."""
     missing = [name for name in expected if name not in stored]
     surplus = [name for name in stored if name not in expected]
     misshaped = [

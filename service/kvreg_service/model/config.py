@@ -1,7 +1,7 @@
-"""What a checkpoint's ``config.json`` says about the text model, validated once.
+"""The validated ``config.json`` of a text model.
 
-Owns the reading of ``qwen3_5_text`` configurations, alone or nested in a multimodal one, with the
-defaults of transformers. Owns no tensors and no sizes of caches.
+Owns the parsing of ``qwen3_5_text`` configurations, alone or nested in a multimodal one, with the
+defaults of transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODEL_TYPE = "qwen3_5_text"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of one hybrid model, in the names of its ``config.json``."""
+    """The sizes of a hybrid model, named as in ``config.json``."""
 
     vocab_size: int
     hidden_size: int
@@ -48,8 +48,8 @@ class ModelConfig:
         """Reads ``path``, a ``config.json`` or the folder that holds one.
 
         Raises:
-            CheckpointError: There is no such file, it is not a JSON object, or fields are missing,
-                wrong or ask for what this model does not do. All of them are named at once.
+            CheckpointError: The file does not exist or is not a JSON object, or fields are missing,
+                invalid or not supported. The message lists all of them.
         """
         file = Path(path)
         if file.is_dir():
@@ -72,7 +72,7 @@ class ModelConfig:
         """Reads a decoded ``config.json``.
 
         Raises:
-            CheckpointError: See ``from_path``; ``fields["problems"]`` lists the sentences.
+            CheckpointError: See ``from_path``; ``fields["problems"]`` has all problems.
         """
         text = raw.get("text_config", raw)
         if not isinstance(text, Mapping):
@@ -116,42 +116,42 @@ class ModelConfig:
 
     @property
     def num_linear_layers(self) -> int:
-        """Gated DeltaNet layers: each holds one part of every state slot."""
+        """The number of Gated DeltaNet layers; each has a part of every state slot."""
         return self.layer_types.count("linear_attention")
 
     @property
     def num_attention_layers(self) -> int:
-        """Full-attention layers: each holds one part of every KV page."""
+        """The number of full-attention layers; each has a part of every KV page."""
         return self.layer_types.count("full_attention")
 
     @property
     def linear_key_size(self) -> int:
-        """All key heads of one Gated DeltaNet layer side by side."""
+        """The size of all key heads of a Gated DeltaNet layer."""
         return self.linear_num_key_heads * self.linear_key_head_dim
 
     @property
     def linear_value_size(self) -> int:
-        """All value heads of one Gated DeltaNet layer side by side."""
+        """The size of all value heads of a Gated DeltaNet layer."""
         return self.linear_num_value_heads * self.linear_value_head_dim
 
     @property
     def conv_channels(self) -> int:
-        """Channels of the short convolution: queries, keys and values."""
+        """The channels of the short convolution: queries, keys and values."""
         return 2 * self.linear_key_size + self.linear_value_size
 
     @property
     def rotary_dim(self) -> int:
-        """Leading dimensions of each attention head that are rotated; even."""
+        """The number of leading dimensions of each attention head that are rotated; even."""
         return 2 * -(-int(self.head_dim * self.partial_rotary_factor) // 2)
 
 
 def _outer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What a multimodal configuration says outside ``text_config`` about the text model."""
+    """Returns the fields of the text model that a multimodal one has outside ``text_config``."""
     return {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
 
 
 def _rope_fields(text: Mapping[str, Any], problems: list[str]) -> _Fields:
-    """Collects the rotary fields from the places where published configurations keep them."""
+    """Collects the rotary fields from all places where published configurations have them."""
     nested = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(nested, Mapping):
         problems.append("rope_parameters is not an object")
@@ -165,7 +165,7 @@ def _rope_fields(text: Mapping[str, Any], problems: list[str]) -> _Fields:
 
 
 def _contradictions(config: ModelConfig) -> list[str]:
-    """Names the pairs of fields that are valid alone but not together."""
+    """Returns the fields that are valid alone but contradict each other."""
     problems = []
     if config.num_attention_heads % config.num_key_value_heads:
         problems.append("num_attention_heads is not a multiple of num_key_value_heads")
@@ -180,7 +180,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
 
 
 class _Fields:
-    """Reads typed fields and collects what is wrong instead of stopping at the first."""
+    """Reads typed fields and collects all problems."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -216,7 +216,7 @@ class _Fields:
         default = [_LAYER_KINDS[(i + 1) % interval == 0] for i in range(count)]
         found = self.value("layer_types", default)
         if not isinstance(found, list) or not all(kind in _LAYER_KINDS for kind in found):
-            self.problems.append(f"layer_types holds something else than {_LAYER_KINDS}")
+            self.problems.append(f"layer_types has values other than {_LAYER_KINDS}")
             return ()
         if len(found) != count:
             self.problems.append(

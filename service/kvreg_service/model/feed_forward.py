@@ -1,4 +1,4 @@
-"""The gated MLP behind every mixer. Owns its weights, holds no state."""
+"""The gated MLP after every mixer. Owns its weights; has no state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvreg_service.model.projection import Projection, rms_direction
 
 
 class FeedForwardBuffers:
-    """What the layer computes in; all layers share one, as they run one after the other."""
+    """The scratch buffers of the layer; all layers share one, as they run one after the other."""
 
     def __init__(
         self, config: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device
@@ -26,7 +26,7 @@ class FeedForwardBuffers:
 
 
 class FeedForward:
-    """SwiGLU with the norm before it."""
+    """SwiGLU with its preceding norm."""
 
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device

@@ -1,7 +1,7 @@
 """The Gated DeltaNet layer: projections, a short causal convolution, the gated delta rule, a norm.
 
-Owns the layer's weights. Its conv and recurrent states belong to ``StateSlots`` and come with the
-step.
+Owns the layer's weights. Its conv and recurrent states belong to ``StateSlots`` and are passed with
+the step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvreg_service.model.step import Step
 
 
 class GatedDeltaNetBuffers:
-    """What the layer computes in, for T tokens of each of B sequences; N = B * T rows.
+    """The scratch buffers of the layer, for T tokens of each of B sequences; N = B * T rows.
 
-    All layers share one, as they run one after the other. Names are those of the data flow:
-    ``projected`` is written by one product and read in parts.
+    All layers share one instance, as they run one after the other. ``projected`` is written by one
+    product and read in parts.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GatedDeltaNetBuffers:
         new, self.gate, self.raw_beta, self.raw_decay = torch.split_with_sizes(
             self.projected, sizes, dim=1
         )
-        # The window of the convolution: the columns kept in the state, then the new ones.
+        # The window of the convolution: the columns of the state, then the new ones.
         self.new_columns = new.view(num_sequences, num_tokens, channels)
         self.window = empty(num_sequences, taps - 1 + num_tokens, channels)
         self.kept_columns = self.window[:, num_tokens:]
@@ -91,7 +91,7 @@ class GatedDeltaNet:
             device,
             norm=1 + layer["input_layernorm.weight"],
         )
-        # The norm is per value head: its weight repeats, and its size is that of one head.
+        # The norm is per value head: its weight is repeated for each head.
         heads = config.linear_num_value_heads
         self.out_proj = Projection.fused(
             [layer["out_proj.weight"]], device, norm=layer["norm.weight"].repeat(heads) / heads**0.5
@@ -105,7 +105,7 @@ class GatedDeltaNet:
         """Adds the layer's output to the residual stream x [N, hidden].
 
         Effects:
-            Advances the layer's conv and recurrent states of the step.
+            Advances the conv and recurrent states of the layer.
         """
         self.input_norm(x, out=buffers.unit)
         self.in_proj(buffers.unit, out=buffers.projected)
@@ -120,7 +120,7 @@ class GatedDeltaNet:
         self.out_proj.add_to(x, buffers.gated)
 
     def _convolve(self, buffers: GatedDeltaNetBuffers, state: Tensor) -> None:
-        """Depthwise causal convolution and SiLU; ``state`` becomes the last columns."""
+        """Depthwise causal convolution and SiLU; ``state`` is set to the last columns."""
         torch.cat((state, buffers.new_columns), dim=1, out=buffers.window)
         state.copy_(buffers.kept_columns)
         if buffers.mixed.shape[1] == 1:

@@ -1,7 +1,7 @@
 """The hybrid language model: Gated DeltaNet and full-attention layers over preallocated memory.
 
-Owns the weights and the order of the layers. It owns no sequence: slots, pages and positions come
-with each call, and logits leave with it; choosing tokens is somebody else's.
+Owns the weights and the order of the layers. It has no state of sequences: slots, pages and
+positions are arguments of each call, which returns logits. ``sampling`` chooses tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvreg_service.model.step import RotaryTable, Step
 
 
 class Buffers:
-    """What a step of B sequences of T tokens computes in. Nothing in it outlives the step."""
+    """The scratch buffers of a step of B sequences of T tokens. Their content is lost after it."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Buffers:
 
 
 class DecodeBuffers(threading.local):
-    """The buffers of each thread by number of sequences, made at first use.
+    """The buffers of each thread by number of sequences, allocated at first use.
 
-    Per thread, because engines that share a model decode at the same time.
+    They are per thread, because engines that share a model decode at the same time.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class DecodeBuffers(threading.local):
 
 
 class HybridModel:
-    """A loaded model. Threads may share one, as long as they share neither slots nor pages.
+    """A loaded model. Thread-safe, as long as threads use different slots and pages.
 
-    Results are inference tensors: operate on them out of place, or inside ``inference_mode``.
+    Results are inference tensors: modify them out of place, or inside ``inference_mode``.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HybridModel:
         """Builds the layers from ``load_weights``.
 
         Effects:
-            ``weights`` is emptied layer by layer, so that at no time two copies of the model exist.
+            ``weights`` is emptied layer by layer, so that there are never two copies of the model.
         """
         self.config = config
         self.device = device
@@ -126,13 +126,14 @@ class HybridModel:
         states: StateSlots,
         pages: KVPages,
     ) -> Tensor:
-        """Computes one token of each of B sequences as one batch.
+        """Computes one token of each of B sequences, as one batch.
 
         Shapes:
             Returns logits [B, vocab].
 
         Effects:
-            As ``prefill`` with T = 1 for each sequence. Positions are at least 1, slots differ.
+            Those of ``prefill`` with T = 1 for each sequence. Positions are at least 1, and the
+            slots are distinct.
         """
         batch = states.batch(slots)
         step = Step.build(positions, 1, page_tables, batch, pages, self._rotary)

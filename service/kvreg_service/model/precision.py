@@ -1,4 +1,4 @@
-"""Which type sums are kept in. Owns that one rule."""
+"""The accumulation dtype of the model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of recurrent states, the residual stream and norms for matrices of ``dtype``.
+    """Returns the dtype of recurrent states, residual stream and norms for matrices of ``dtype``.
 
-    fp32, also for fp16 and bf16 matrices; fp64 only when everything is.
+    It is fp32, also for fp16 and bf16 matrices, and fp64 for fp64 matrices.
     """
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
-"""Matrices as the layers multiply by them: transposed, fused side by side, norms folded in.
+"""Weight matrices as the layers use them: transposed, fused side by side, with folded norms.
 
-Owns the product that every layer is made of. The norm before a matrix is a division by the length
-of the vector; its weights and the square root of its size are constants and go into the matrix.
+Owns the matrix product of all layers. The norm before a matrix divides by the length of the vector;
+its weights and the square root of its size are constants, which are folded into the matrix.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvreg_service.model.precision import accumulation_dtype
 
 
 def rms_direction(size: int, eps: float, dtype: torch.dtype, device: torch.device) -> UnitLength:
-    """Returns what is left of an RMS norm of ``size`` once its constants are folded away.
+    """Returns the rest of an RMS norm of ``size`` whose constants are folded into a matrix.
 
-    ``dtype`` is that of the matrices; the norm itself computes in the type of the residual stream.
+    ``dtype`` is that of the matrices; the norm itself computes in the dtype of the residual stream.
     """
     return UnitLength(size * eps, accumulation_dtype(dtype), device)
 
@@ -26,7 +26,7 @@ def rms_direction(size: int, eps: float, dtype: torch.dtype, device: torch.devic
 class Projection:
     """One matrix [inputs, outputs], with a bias if the model has one.
 
-    Stored transposed: for few tokens, a product that reads whole rows of the matrix is faster.
+    It is stored transposed: for few tokens, a product that reads contiguous rows is faster.
     """
 
     def __init__(self, matrix: Tensor, bias: Tensor | None = None) -> None:
@@ -42,7 +42,7 @@ class Projection:
         norm: Tensor | None = None,
         biases: Sequence[Tensor] = (),
     ) -> Projection:
-        """Copies matrices [outputs, inputs] that read the same input side by side.
+        """Fuses matrices [outputs, inputs] with the same input side by side.
 
         ``norm`` is the effective weight [inputs] of the RMS norm before them.
         """
@@ -57,13 +57,13 @@ class Projection:
         return cls(matrix, torch.cat(list(biases)).to(device) if biases else None)
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Multiplies [N, inputs], in the type of the matrix; returns [N, outputs]."""
+        """Multiplies [N, inputs], in the dtype of the matrix; returns [N, outputs]."""
         if self.bias is None:
             return torch.mm(x, self.matrix, out=out)
         return torch.addmm(self.bias, x, self.matrix, out=out)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """Adds the product of x to ``residual`` [N, outputs], which may be of a wider type."""
+        """Adds the product of x to ``residual`` [N, outputs], which may have a wider dtype."""
         if residual.dtype != self.matrix.dtype:
             residual.add_(self(x))
             return

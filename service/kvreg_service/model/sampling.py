@@ -1,9 +1,9 @@
 """Chooses the next token of a request from its logits.
 
-Owns the order in which sampling parameters act and the random numbers of each request: repetition
-penalty, presence and frequency penalty, logit bias, temperature, top-k, top-p, min-p, draw. It
-does not know tokens' texts, stop conditions or batches; a request draws the same whoever else
-runs beside it, because each sampler has its own generator and looks at its own row only.
+Owns the order of the sampling parameters (repetition penalty, presence and frequency penalty, logit
+bias, temperature, top-k, top-p, min-p, draw) and the random numbers of each request. It does not
+know texts, stop conditions or batches. A request samples the same tokens in any batch, because each
+sampler has its own generator and uses only its own row of logits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTHING_FINITE = "the model gave no finite logit to sample from"
 
 
 class Sampler:
-    """State of one request: its generator, and which tokens it has seen and produced."""
+    """The state of one request: its generator, and the tokens it has seen and generated."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Sampler:
         prompt_ids: Iterable[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        """``prompt_ids`` matter to the repetition penalty only.
+        """``prompt_ids`` are used by the repetition penalty only.
 
         Raises:
-            InvalidRequest: the logit bias names a token that the model does not have.
+            InvalidRequest: The logit bias names a token that the model does not have.
         """
         self._params = params
         self._has_penalties = (
@@ -56,7 +56,7 @@ class Sampler:
                 )
             self._bias_ids = torch.tensor(list(params.logit_bias), device=device)
             self._bias = torch.tensor(list(params.logit_bias.values()), device=device)
-        # Drawn on the CPU whatever the device, so that a seed means the same everywhere.
+        # On the CPU for all devices, so that a seed gives the same tokens everywhere.
         self._generator = torch.Generator()
         if params.seed is None:
             self._generator.seed()
@@ -65,51 +65,51 @@ class Sampler:
 
     @property
     def is_argmax(self) -> bool:
-        """True when the token is simply that of the largest logit, so that rows can be batched."""
+        """True if the token is that of the largest logit, so that rows can be batched."""
         return self._params.is_greedy and not self._has_penalties and self._bias is None
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likely tokens are to be reported beside each chosen one; None for no report."""
+        """The number of top logprobs to report for each token; None for no report."""
         return self._params.num_logprobs
 
     def sample(self, logits: Tensor) -> int:
-        """Choose one token and count it as produced. Greedy ties go to the lowest id.
+        """Sample one token and count it as generated. Greedy ties go to the lowest id.
 
         Shapes: ``logits`` [V], float32 or float64; not changed.
 
         Raises:
-            RequestFailed: the logits hold a NaN, or no token has a finite one.
+            RequestFailed: The logits contain a NaN, or none is finite.
         """
         if self._params.is_greedy:
             if not self.is_argmax:
                 logits = self._adjust(logits)
             token_id = int(logits.argmax())
-            # The largest of logits with a NaN is the NaN, so one look is enough.
+            # The maximum of logits with a NaN is the NaN, so one check is enough.
             if not math.isfinite(logits[token_id]):
                 raise RequestFailed(_NOTHING_FINITE)
         else:
             cumulative = self.distribution(logits).cumsum(0)
             draw = torch.rand((), generator=self._generator, dtype=torch.float64).item()
-            # Rounding may leave the last sum below 1; strictly above the draw skips zeros.
+            # Rounding may leave the last sum below 1; ``right=True`` skips zeros.
             threshold = cumulative.new_tensor([draw]) * cumulative[-1]
             token_id = int(torch.searchsorted(cumulative, threshold, right=True))
         self.observe(token_id)
         return token_id
 
     def observe(self, token_id: int) -> None:
-        """Count a produced token that was chosen elsewhere, such as an accepted draft."""
+        """Count a generated token that was chosen elsewhere, such as an accepted draft."""
         if self._counts is not None and self._seen is not None:
             self._counts[token_id] += 1
             self._seen[token_id] = True
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """Probabilities from which a token would be drawn now; one token has 1 when greedy.
+        """Return the probabilities of the next token; one token has 1 if greedy.
 
         Shapes: ``logits`` [V]; returns [V] float64.
 
         Raises:
-            RequestFailed: the logits hold a NaN, or no token has a finite one.
+            RequestFailed: The logits contain a NaN, or none is finite.
         """
         params = self._params
         adjusted = self._adjust(logits).double()
@@ -120,7 +120,7 @@ class Sampler:
             result = torch.zeros_like(adjusted)
             result[adjusted.argmax()] = 1.0
             return result
-        # Relative to the best one nothing overflows, however low the temperature.
+        # Relative to the largest logit nothing overflows, even at a low temperature.
         weights = ((adjusted - best) / params.temperature).exp()
         if params.top_k is not None or params.top_p < 1.0:
             weights = _truncate(weights, adjusted, params.top_k, params.top_p)
@@ -129,14 +129,14 @@ class Sampler:
         return weights / weights.sum()
 
     def _adjust(self, logits: Tensor) -> Tensor:
-        """Logits after penalties and bias; a new tensor when there are any."""
+        """Return the logits after penalties and bias; a new tensor if there are any."""
         params = self._params
         if self._counts is not None and self._seen is not None:
             repeated = torch.where(
                 logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
             )
             logits = torch.where(self._seen, repeated, logits)
-            # In the precision of the logits: products in fp32 would round the penalties.
+            # In the dtype of the logits: products in fp32 would round the penalties.
             counts = self._counts.to(logits.dtype)
             logits = logits - params.frequency_penalty * counts
             logits = logits - params.presence_penalty * (counts > 0).to(logits.dtype)
@@ -146,7 +146,7 @@ class Sampler:
 
 
 def argmax_batch(logits: Tensor) -> list[int | None]:
-    """The token of the largest logit in each row; None where a row holds a NaN or nothing finite.
+    """Return the argmax of each row; None for a row with a NaN or without a finite logit.
 
     Shapes: ``logits`` [B, V].
     """
@@ -160,7 +160,7 @@ def argmax_batch(logits: Tensor) -> list[int | None]:
 
 
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """What the model itself thought: before penalties, bias, temperature and truncation.
+    """Return the logprobs of the model, before penalties, bias, temperature and truncation.
 
     Shapes: ``logits`` [V].
     """
@@ -171,14 +171,14 @@ def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs
 
 
 def _truncate(weights: Tensor, logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Keep the ``top_k`` largest, then the fewest of them that hold ``top_p`` of their sum.
+    """Keep the ``top_k`` largest weights, then the fewest of them whose sum reaches ``top_p``.
 
-    At least one is kept. The order is that of the logits, since unequal ones may round to equal
-    weights; of equal logits the lower id counts as larger.
+    At least one is kept. They are ordered by logit, since different logits may round to equal
+    weights; of equal logits, the lower id comes first.
     """
     ids = torch.arange(len(weights), device=weights.device)
     if top_k is not None and top_k < len(weights):
-        # Sorting a large vocabulary costs much more than finding its top; ties come along.
+        # Sorting a large vocabulary costs much more than topk; ties are included.
         ids = (logits >= logits.topk(top_k).values[-1]).nonzero().squeeze(1)
     ids = ids[logits[ids].argsort(descending=True, stable=True)]
     ordered = weights[ids]
@@ -187,7 +187,7 @@ def _truncate(weights: Tensor, logits: Tensor, top_k: int | None, top_p: float) 
     if top_p < 1.0:
         before = ordered.cumsum(0) - ordered
         is_outside = before >= top_p * ordered.sum()
-        # Even when top_p is 0 the best one stays.
+        # The first one stays even if top_p is 0.
         is_outside[0] = False
         ordered = ordered.masked_fill(is_outside, 0.0)
     return torch.zeros_like(weights).scatter(0, ids, ordered)

@@ -1,6 +1,6 @@
-"""What all layers share while they run the same number of tokens of each of some sequences.
+"""The inputs of a step that all layers share: states, pages, KV rows and rotations.
 
-Built once per step from page tables and positions, so that no layer repeats that work.
+Built once per step from page tables and positions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from kvreg_service.model.config import ModelConfig
 
 
 class RotaryTable:
-    """The angle per position of each rotated dimension.
+    """The rotary frequencies.
 
-    Angles are fp32 whatever the weights, as in transformers: far positions must give the same.
+    Angles are fp32 for all weights, as in transformers, so that far positions give equal results.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
-        # An odd size still divides by itself; only the number of pairs is rounded up.
+        # An odd size is still the divisor; only the number of pairs is rounded up.
         size = int(config.head_dim * config.partial_rotary_factor)
         exponents = torch.arange(0, size, 2, device=device).to(torch.float32) / size
         frequencies = 1.0 / config.rope_theta**exponents
         self.signed_frequencies = torch.cat((-frequencies, frequencies))
 
     def at(self, positions: Sequence[int]) -> Rotation:
-        """Computes the rotation of N tokens."""
+        """Returns the rotation of N tokens."""
         device = self.signed_frequencies.device
         column = torch.tensor(positions, dtype=torch.float32, device=device).view(-1, 1, 1)
         angles = column * self.signed_frequencies
@@ -74,7 +74,7 @@ class Step:
         pages: KVPages,
         rotary: RotaryTable,
     ) -> Step:
-        """Opens the pages of sequences whose next token has position ``starts[i]``."""
+        """Builds a step for sequences whose next token has position ``starts[i]``."""
         rows: list[int] = []
         positions: list[int] = []
         contexts: list[KVContext] = []

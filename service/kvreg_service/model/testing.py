@@ -1,6 +1,6 @@
-"""Small random models and fresh memory for tests, and how close logits must be.
+"""Small random models and new memory for tests, and the tolerances of logits.
 
-Ships with the package so that every test builds models the same way. Never used to serve.
+Ships with the package, so that all tests build models the same way. Never used to serve.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kvreg_service.model.config import LayerKind, ModelConfig
 from kvreg_service.model.precision import accumulation_dtype
 
 ORACLE_LOGITS_FP32 = 1e-4
-"""Largest absolute difference from transformers' fp32 logits; about half of it is theirs."""
+"""Largest absolute difference from fp32 logits of transformers, which cause about half of it."""
 
 SAME_LOGITS_FP64 = Tolerance("model.same_logits_fp64", relative_rms=1e-12, worst_element=1e-11)
-"""The same logits by another split into steps, batches or pages: orders of fp64 sums."""
+"""The same logits for another split into steps, batches or pages: fp64 summation order."""
 
 SAME_STATE_FP64 = Tolerance("model.same_state_fp64", relative_rms=1e-12, worst_element=1e-10)
-"""As SAME_LOGITS_FP64 for conv and recurrent states, whose elements vary more."""
+"""Like SAME_LOGITS_FP64, for conv and recurrent states, whose elements vary more."""
 
 _CPU = torch.device("cpu")
 
@@ -41,7 +41,10 @@ def tiny_config(
     attention_bias: bool = False,
     tie_word_embeddings: bool = False,
 ) -> ModelConfig:
-    """A model of a few thousand parameters. Pairs are (query or value heads, key heads), (K, V)."""
+    """Returns a config of a few thousand parameters.
+
+    Pairs are (query or value heads, key heads), and (K, V) sizes.
+    """
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -68,7 +71,7 @@ def tiny_config(
 def random_weights(
     config: ModelConfig, *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Weights as ``load_weights`` returns them, of a size that keeps activations near 1."""
+    """Returns weights like ``load_weights``, scaled so that activations stay near 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in text_shapes(config).items():
@@ -76,7 +79,7 @@ def random_weights(
         if len(shape) > 1:
             weights[name] = (values / shape[-1] ** 0.5).to(dtype)
             continue
-        # Norm weights, biases, dt_bias: around their neutral value. A_log: decays of 0.1 to 10.
+        # Norm weights, biases, dt_bias: near their neutral value. A_log: decays of 0.1 to 10.
         values = values * (1.0 if name.endswith("A_log") else 0.2)
         if name.endswith("linear_attn.norm.weight"):
             values = values + 1
@@ -89,7 +92,7 @@ def random_weights(
 def nan_memory(
     config: ModelConfig, *, num_slots: int, num_pages: int, dtype: torch.dtype = torch.float32
 ) -> tuple[StateSlots, KVPages]:
-    """Fresh memory on the CPU full of NaN: whatever is read before it is written shows."""
+    """Returns memory on the CPU filled with NaN, so that a read before a write shows."""
     states = StateSlots.allocate(config, num_slots, dtype, _CPU)
     pages = KVPages.allocate(config, num_pages, dtype, _CPU)
     for tensor in (states.conv, states.recurrent, pages.kv):

@@ -50,7 +50,7 @@ FAKE_TIMINGS = Timings(queue_s=0.25, attach_s=0.125, prefill_s=0.5, decode_s=2.0
 
 
 class Gate:
-    """A place where a scripted engine waits until a test lets it go on. Safe across threads."""
+    """A point at which a scripted engine waits until a test opens it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Gate:
         await is_let_through.wait()
 
     def open(self) -> None:
-        """Let everybody through, now and later."""
+        """Open the gate for all current and later waiters."""
         with self._lock:
             self._is_open = True
             waiting, self._waiting = self._waiting, []
@@ -77,13 +77,13 @@ class Gate:
             loop.call_soon_threadsafe(is_let_through.set)
 
     def wait_until_reached(self, timeout_s: float = 10.0) -> None:
-        """Hold up the calling thread until somebody waits at the gate.
+        """Block the calling thread until a request waits at the gate.
 
         Raises:
-            TimeoutError: Nobody came.
+            TimeoutError: No request arrived.
         """
         if not self._reached.wait(timeout_s):
-            raise TimeoutError(f"nobody reached the gate within {timeout_s} s")
+            raise TimeoutError(f"no request reached the gate within {timeout_s} s")
 
 
 Step = str | TextDelta | Gate | Exception
@@ -91,11 +91,11 @@ Step = str | TextDelta | Gate | Exception
 
 @dataclass(frozen=True)
 class Script:
-    """What the engine does for one request. A step is an event, a gate, or an error to raise.
+    """The behavior of the engine for one request. A step is an event, a gate, or an error to raise.
 
-    ``before`` happens before the first event, where a real engine queues and computes the prompt;
-    ``steps`` after it. A text is an event of one token. ``stop_string`` is the one that ended it.
-    Without ``has_end`` the terminal event is missing, as it is in a broken engine.
+    ``before`` comes before the first event, where a real engine queues and prefills; ``steps`` come
+    after it. A text is an event of one token. ``stop_string`` is the one that ended the answer.
+    Without ``has_end`` there is no terminal event, as in a broken engine.
     """
 
     steps: Sequence[Step] = ("Hello", ", ", "you.")
@@ -125,12 +125,12 @@ FAKE_PROFILE = EffectiveProfile(
 
 @dataclass
 class FakeEngine:
-    """An engine that plays scripts. It records what it was asked and how each request ended.
+    """An engine that runs scripts. It records requests and their outcomes.
 
-    ``scripts`` are played in order; when they are used up, the default one is. ``outcomes`` gets
-    one item per request, when it ends. Entry 0 keeps sequence 7 of tenant ``kept_tenant`` until it
-    is dropped. ``pins`` has the time of every sequence that is pinned. With ``change_error`` it can
-    be neither dropped nor pinned.
+    ``scripts`` are used in order, and then the default one. ``outcomes`` gets one item per request
+    when it ends. Entry 0 keeps sequence 7 of tenant ``kept_tenant`` until it is dropped. ``pins``
+    has the time of every pinned sequence. With ``change_error`` it can be neither dropped nor
+    pinned.
     """
 
     scripts: list[Script] = field(default_factory=list)
@@ -156,11 +156,11 @@ class FakeEngine:
 
     @property
     def is_ready(self) -> bool:
-        """True when a new request would be taken."""
+        """True while new requests are accepted."""
         return self.is_alive and self.is_sound and not self.is_draining
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Play the next script."""
+        """Run the next script."""
         self.requests.append(request)
         script = self.scripts.pop(0) if self.scripts else Script()
         self.require_room()
@@ -191,14 +191,14 @@ class FakeEngine:
             self.outcomes.put((request.request_id, outcome))
 
     def require_room(self) -> None:
-        """Refuse everything while the engine drains or is said to be full."""
+        """Reject requests while the engine drains or ``is_full``."""
         if self.is_draining and not self.has_grace:
             raise Draining("the engine is draining")
         if self.is_full:
             raise Overloaded("the queue is full", retry_after_s=2.0)
 
     def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
-        """Return a registry with one lane and two entries, without what other tenants keep."""
+        """Return a registry with one lane and two entries, as the tenant sees it."""
         is_shown = tenant in (None, self.kept_tenant)
         lane = LaneView(lane_id=0, state=LaneState.DECODE if self.num_running else LaneState.EMPTY)
         return RegistrySnapshot(
@@ -237,7 +237,7 @@ class FakeEngine:
         return FitReport(short == 0, required, self.available_bytes, short)
 
     def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Forget the entry, unless ``change_error`` is set."""
+        """Drop the entry, unless ``change_error`` is set."""
         self._require_kept(sequence_id, tenant)
         self.kept_entries.clear()
 
@@ -247,7 +247,7 @@ class FakeEngine:
         self.pins[sequence_id] = ttl_s
 
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Forget the pin, unless ``change_error`` is set."""
+        """Remove the pin, unless ``change_error`` is set."""
         self._require_kept(sequence_id, tenant)
         self.pins.pop(sequence_id, None)
 
@@ -258,13 +258,13 @@ class FakeEngine:
         self.quotas = dict(quotas)
 
     def drain(self, grace_s: float = 0.0) -> None:
-        """Refuse what comes from now on, unless there is a grace, which never ends here."""
+        """Reject new requests, unless there is a grace period, which never ends here."""
         self.has_grace = grace_s > 0 and (self.has_grace or not self.is_draining)
         self.is_draining = True
         self._open_when_drained()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing runs."""
+        """Wait until no request runs."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -272,7 +272,7 @@ class FakeEngine:
         return True
 
     def close(self) -> None:
-        """Fail what waits at a gate."""
+        """Fail the requests that wait at a gate."""
         self.is_closed = True
         self._end.open()
 

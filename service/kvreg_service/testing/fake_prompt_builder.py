@@ -29,7 +29,7 @@ class ByteTokenizer:
 
 
 class FakePromptBuilder:
-    """Renders messages as ``role: text`` lines of bytes, and records what it was given."""
+    """Renders messages as ``role: text`` lines of bytes, and records its arguments."""
 
     def __init__(self) -> None:
         self.conversations: list[Conversation] = []

@@ -1,8 +1,8 @@
-"""A runner without a model, for tests of everything above it. It ships with the package.
+"""A runner without a model, for tests of the layers above it.
 
-Its "state" of a slot is the very list of tokens that went into it, and its "KV" of a page position
-is a mark of the whole prefix that was computed there. So it notices every wrong move: a state
-restored from the wrong slot, a page overwritten while shared, a position computed twice or never.
+The "state" of a slot is the list of its tokens, and the "KV" at a position of a page is a hash of
+the whole prefix that was computed there. So it detects every wrong move: a state restored from the
+wrong slot, a shared page that is overwritten, a position computed twice or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class FakeState:
-    """The tokens that went into a state, and one mark for each of their prefixes."""
+    """The tokens of a state, and one hash for each of their prefixes."""
 
     tokens: Prefix = ()
     marks: tuple[int, ...] = ()
@@ -35,11 +35,11 @@ class FakeState:
 
 
 class FakeRunner:
-    """Carries out plans on token lists and samples ``next_token(prefix)``.
+    """Executes plans on token lists and samples ``next_token(prefix)``.
 
-    ``fail_next`` makes the next plan fail for the named requests after half of its effects: what
-    the other half would have written is spoiled, so that nobody can rely on it unnoticed. With
-    ``fails_moves`` off a request that is prepared and worked on in one step fails in its work.
+    ``fail_next`` makes the next plan fail for these requests after half of its effects; the targets
+    of the other half are invalidated, so that any later read of them is detected. With
+    ``fails_moves`` off, a request that is prepared and computed in one step fails in its work.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class FakeRunner:
         self.computed_tokens = 0
 
     def begin(self, request: Request) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def forget(self, request_id: RequestId) -> None:
-        """Nothing to drop."""
+        """Do nothing."""
 
     def state(self, slot: SlotId) -> Prefix | None:
-        """Return the tokens that are in a slot's state; None when nothing sound is there."""
+        """Return the tokens of a slot's state; None if it is invalid."""
         state = self._slots[slot]
         return None if state is None else state.tokens
 
     def holds(self, pages: Sequence[PageId], slot: SlotId) -> bool:
-        """Return whether a page table holds the KV of every token in a slot's state."""
+        """Return whether a page table has the KV of every token of a slot's state."""
         state = self._slots[slot]
         return state is not None and self._agree(pages, state)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan.
+        """Execute one plan.
 
         Raises:
-            InvariantBroken: a state or a page does not hold what the plan relies on.
+            InvariantBroken: A state or a page does not have the content that the plan needs.
         """
         result = StepResult()
         failing, self.fail_next = self.fail_next, {}

@@ -14,9 +14,9 @@ from kvreg_service.api.server import listen, url_of, uvicorn_config
 
 @contextlib.contextmanager
 def running_server(app: ASGIApp) -> Iterator[str]:
-    """Serve an application on a free port of the loopback; yields its URL and stops it at the end.
+    """Serve an application on a free loopback port; yields its URL and stops it at the end.
 
-    The socket listens before this returns, so a client may connect at once.
+    The socket listens before the block runs, so a client can connect at once.
     """
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn_config(app))

@@ -1,4 +1,4 @@
-"""Models for the tests of this folder, on one thread so that sums are the same everywhere."""
+"""Models for these tests, on one thread so that the summation order is fixed."""
 
 from __future__ import annotations
 

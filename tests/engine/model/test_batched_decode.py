@@ -1,4 +1,4 @@
-"""A batch of sequences gives each of them what it gets alone, and touches nobody else."""
+"""A batch gives each sequence the same logits as alone, and changes no other slot or page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint files: every published layout is read, and everything wrong is named at once."""
+"""Checkpoint files: every published layout is read, and errors report all problems at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIED = tiny_config(tie_word_embeddings=True)
 
 
 def published(weights: dict[str, Tensor], prefix: str = "model.") -> dict[str, Tensor]:
-    """The names that exporters write: all but lm_head get a prefix."""
+    """The names in published files: all except lm_head have a prefix."""
     return {
         name if name.startswith("lm_head") else prefix + name: tensor.contiguous()
         for name, tensor in weights.items()

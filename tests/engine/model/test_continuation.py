@@ -1,6 +1,6 @@
-"""One pass, chunks, single tokens, other slots and other pages: always the same logits and memory.
+"""One pass, chunks, single tokens, other slots and pages: the logits and the memory are the same.
 
-In fp64, so that only a wrong read or write can make a difference that shows.
+In fp64, so that only a wrong read or write makes a significant difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BITWISE = Tolerance("bit-identical", 0.0, 0.0)
 
 @dataclass
 class Outcome:
-    """What a run leaves behind."""
+    """The logits and the memory after a run."""
 
     logits: Tensor
     states: StateSlots
@@ -62,7 +62,7 @@ def model() -> HybridModel:
 def run(
     model: HybridModel, cuts: list[int], slot: int = SLOT, page_table: list[int] | None = None
 ) -> Outcome:
-    """Prefills the pieces between the cuts; a piece of one token is decoded."""
+    """Prefill the pieces between the cuts; a piece of one token is decoded."""
     table = page_table or TABLE
     states, pages = nan_memory(
         CONFIG, num_slots=NUM_SLOTS, num_pages=NUM_PAGES, dtype=torch.float64
@@ -175,7 +175,7 @@ def test_a_state_copied_to_another_slot_continues_there(model: HybridModel, whol
     )
     model.prefill(TOKENS[:120], 0, SLOT, TABLE, states, pages)
     states.copy(SLOT, 3)
-    # A side request overwrites the first slot before the session goes on in the other.
+    # A side request overwrites the first slot before the session continues in the other.
     model.prefill(TOKENS[:30].flip(0), 0, SLOT, [0], states, pages)
     logits = model.prefill(TOKENS[120:], 120, 3, TABLE, states, pages)
     assert_close(logits, whole.logits, SAME_LOGITS_FP64, "logits")

@@ -1,4 +1,4 @@
-"""Logits against transformers' ``qwen3_5_text``, which is the definition of the model."""
+"""Logits against ``qwen3_5_text`` of transformers, which defines the model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def prefill_then_decode(
 
 
 def assert_same_logits(actual: Tensor, expected: Tensor) -> None:
-    # A NaN makes the difference NaN, and that is not below the limit.
+    # A NaN makes the difference NaN, which is not below the limit.
     assert float((actual - expected).abs().max()) <= ORACLE_LOGITS_FP32
 
 

@@ -1,4 +1,4 @@
-"""Types other than fp32 for weights and memory."""
+"""Dtypes other than fp32 for weights and memory."""
 
 from __future__ import annotations
 

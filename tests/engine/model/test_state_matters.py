@@ -1,7 +1,8 @@
-"""A wrong recurrent state shows in the logits of the reference model.
+"""A wrong recurrent state changes the logits of the reference model.
 
-Its attention layers carry the facts: with a zeroed state it still answers questions right. So tests
-of restoring compare logits or bytes, and these tests prove that such a comparison notices.
+Its attention layers carry the facts: with a zeroed state it still gives correct answers. So tests
+of restored states compare logits or bytes, and these tests show that such a comparison detects
+damage.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def session_tokens(model: HybridModel, seed: int) -> Tensor:
 
 
 def next_logits(model: HybridModel, damage: Damage | None = None) -> Tensor:
-    """Logits of the session's next token after the other session ran and something was damaged."""
+    """Logits of the next token of the session, after another session ran and with damage."""
     states, pages = nan_memory(model.config, num_slots=3, num_pages=8)
     for seed, slot in enumerate((SESSION, FOREIGN)):
         model.prefill(session_tokens(model, seed), 0, slot, TABLES[slot], states, pages)

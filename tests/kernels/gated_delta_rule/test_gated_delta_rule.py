@@ -1,4 +1,4 @@
-"""The operator against its reference: outputs, new states, and what must stay untouched."""
+"""The op against its reference: outputs, new states, and what must not change."""
 
 from __future__ import annotations
 

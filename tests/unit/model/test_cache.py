@@ -1,4 +1,4 @@
-"""State slots and KV pages: sizes, exact moves, and what a move leaves alone."""
+"""State slots and KV pages: sizes, exact moves, and what a move does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ``config.json``: what is accepted, and that everything wrong is named at once."""
+"""Parsing of ``config.json``, and errors that report all problems at once."""
 
 from __future__ import annotations
 
