@@ -1,6 +1,6 @@
-"""The program: builds every part and hands it to the next. The one place that does so.
+"""The program and its composition root: the only place that builds and connects all parts.
 
-Owns the order of a start and of an end. What a part does is written in the part.
+Owns the order of startup and shutdown.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def main() -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal arrives.
 
-    Effects: prints the address as the first line, then logs to standard output.
+    Effects:
+        Prints the URL as the first line, then logs to standard output.
 
     Raises:
-        ConfigurationError: The settings cannot be served; nothing has been printed yet.
+        ConfigurationError: The settings cannot be served; nothing has been printed.
     """
     from kvreg_service.api.server import url_of
     from kvreg_service.engine.reservation import plan_cpu
@@ -66,7 +67,7 @@ def plan(settings: Settings, weight_format: str, as_json: bool) -> tuple[str, bo
 
 
 def demo(group: str | None, seed: int | None, as_json: bool) -> bool:
-    """Play the demonstration; return whether every request was served as promised."""
+    """Run the demo; return whether every request reused what was expected."""
     from kvreg_service.demo import run_demo
 
     return run_demo(group=group, seed=seed, as_json=as_json)
@@ -101,7 +102,7 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
         if (spans := start_tracing(settings, metrics.spans_ended)) is not None:
             closing.callback(spans.close, FLUSH_TIMEOUT_S)
             observers.append(spans)
-        # Closed before its observers: it fails what still runs, and they are told.
+        # Closed before its observers: closing it fails running requests, which they observe.
         engine, prompt_builder = build_engine(options, loaded, observers=tuple(observers))
         closing.callback(engine.close)
         metrics.watch(engine)
@@ -131,8 +132,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _end_before_serving(_number: int, _frame: FrameType | None) -> None:
-    # As process 1 of a container the default would be to ignore the signal until the model is
-    # loaded. Nothing runs yet that could be drained.
+    # Process 1 of a container ignores the signal by default. There is nothing to drain yet.
     raise SystemExit(0)
 
 

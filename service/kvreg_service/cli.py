@@ -1,8 +1,8 @@
 """The command line: ``kvreg serve``, ``kvreg plan``, ``kvreg demo``.
 
-Owns the names of commands and options, the exit status and how errors are shown. What the commands
-do is handed in by ``__main__``. Nothing heavy is imported before a command runs, so that ``--help``
-answers at once.
+Owns the names of commands and options, the exit status and the format of errors. ``__main__``
+passes in the functions of the commands. Nothing heavy is imported before a command runs, so that
+``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 STATUS_INVALID = 2
 STATUS_DOES_NOT_FIT = 1
-STATUS_BROKEN_PROMISE = 1
+STATUS_UNEXPECTED = 1
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Commands:
-    """What the commands do.
+    """The functions of the commands.
 
-    ``plan`` returns its text and whether the profile fits, ``demo`` whether all was as promised.
+    ``plan`` returns its text and whether the profile fits, ``demo`` whether all was as expected.
     """
 
     serve: Callable[[Settings], None]
@@ -51,37 +51,37 @@ class Option:
 OPTIONS = (
     Option("host", "ADDRESS", "Address to listen on. [127.0.0.1]"),
     Option("port", "N", "Port; 0 takes a free one. [8000]"),
-    Option("served_model_name", "NAME", "Model id of the API; by default the folder's name."),
+    Option("served_model_name", "NAME", "Model id in the API; by default the folder's name."),
     Option("lanes", "C", "Requests that run at once. [1]"),
-    Option("entries", "R", "Displaced sequences that are kept. [1]"),
-    Option("anchors", "A", "Shared beginnings of prompts that are kept. [2]"),
-    Option("current_state", "keep|drop", "Whether entries keep the frontier state. [keep]"),
-    Option("exchange", None, "Whether a returning sequence swaps places with another. [on]"),
-    Option("eviction", "NAME", "Which kept sequence goes first; see docs/eviction.md. [cost]"),
-    Option("prefix_reuse", None, "Whether a prompt may reuse what is kept. [on]"),
-    Option("max_context", "TOKENS", "Prompt and answer together; by default what fits."),
+    Option("entries", "R", "Registry entries for displaced sequences. [1]"),
+    Option("anchors", "A", "Anchors: kept prefixes that conversations share. [2]"),
+    Option("current_state", "keep|drop", "Whether entries keep the current state. [keep]"),
+    Option("exchange", None, "Whether a returning sequence swaps with the displaced one. [on]"),
+    Option("eviction", "NAME", "Eviction policy; see docs/eviction.md. [cost]"),
+    Option("prefix_reuse", None, "Whether prompts may reuse kept sequences. [on]"),
+    Option("max_context", "TOKENS", "Context length, prompt and answer; by default what fits."),
     Option("device", "cpu|cuda", "Where the model runs. [cpu]"),
-    Option("tp", "N", "Cards that share one model. [1]"),
-    Option("mtp", "K", "Tokens drafted per decode round. [0]"),
-    Option("kv_dtype", "auto|fp32|fp16|int8", "Precision of keys and values. [auto]"),
-    Option("memory_gib", "G", "On the CPU: memory for states, keys and values. [1]"),
-    Option("gpu_memory_gib", "G", "On cards: memory of one card; by default what it has."),
-    Option("kv_pages", "N", "Pages of keys and values; by default what fits."),
-    Option("prefill_chunk_tokens", "N", "Prompt tokens of one step. [512]"),
-    Option("threads", "N", "Threads of the model on the CPU. [1]"),
-    Option("queue_limit", "N", "Requests that wait for a lane. [64]"),
-    Option("queue_timeout_s", "S", "Longest wait for a lane. [60]"),
-    Option("drain_timeout_s", "S", "Time to finish at the end. [30]"),
-    Option("max_body_bytes", "N", "Longest request body. [33554432]"),
-    Option("api_keys_file", "FILE", "JSON or TOML file of tenants and their API keys."),
-    Option("otlp_endpoint", "URL", "Collector of traces, like http://host:4318; else none."),
-    Option("trace_ratio", "P", "Part of the requests traced without a caller's say. [1]"),
+    Option("tp", "N", "Tensor-parallel GPUs. [1]"),
+    Option("mtp", "K", "Tokens drafted per decode step. [0]"),
+    Option("kv_dtype", "auto|fp32|fp16|int8", "Data type of the KV cache. [auto]"),
+    Option("memory_gib", "G", "CPU memory for states and KV pages. [1]"),
+    Option("gpu_memory_gib", "G", "Memory of one GPU; by default all of it."),
+    Option("kv_pages", "N", "KV pages; by default as many as fit."),
+    Option("prefill_chunk_tokens", "N", "Largest prefill chunk of a step. [512]"),
+    Option("threads", "N", "CPU threads of the model. [1]"),
+    Option("queue_limit", "N", "Requests that may wait for a lane. [64]"),
+    Option("queue_timeout_s", "S", "Longest time in the queue. [60]"),
+    Option("drain_timeout_s", "S", "Time for running requests at shutdown. [30]"),
+    Option("max_body_bytes", "N", "Largest request body. [33554432]"),
+    Option("api_keys_file", "FILE", "JSON or TOML file with tenants and their API keys."),
+    Option("otlp_endpoint", "URL", "OTLP collector, like http://host:4318; off by default."),
+    Option("trace_ratio", "P", "Sampling ratio of requests without a parent trace. [1]"),
     Option("profile", "NAME", "Name of the mounted profile."),
     Option("log_level", "LEVEL", "debug, info, warning or error. [info]"),
-    Option("request_log", "FILE", "File of one JSON line a request; docs/request-log.md."),
-    Option("request_log_max_bytes", "N", "Size at which a new file begins. [67108864]"),
-    Option("request_log_files", "N", "Files kept, the current one included. [8]"),
-    Option("config_file", "FILE", "JSON or TOML file of settings."),
+    Option("request_log", "FILE", "File of the request log; see docs/request-log.md."),
+    Option("request_log_max_bytes", "N", "Size at which the file is rotated. [67108864]"),
+    Option("request_log_files", "N", "Files to keep, including the current one. [8]"),
+    Option("config_file", "FILE", "JSON or TOML file with settings."),
 )
 
 _PLAN_NAMES = (
@@ -101,20 +101,21 @@ WeightFormatOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Weights on cards: fp32, fp16, nvfp4-mixed, or auto, which reads the config.",
+        help="Weights on GPUs: fp32, fp16, nvfp4-mixed, or auto, which reads the config.",
     ),
 ]
 GroupOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="One group of stories only, such as abab or G.")
+    str | None,
+    typer.Option(metavar="NAME", help="Run only the story of this name, such as abab or G1."),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option(metavar="N", help="Makes the same conversations again.")
+    int | None, typer.Option(metavar="N", help="Seed of the conversations, to repeat a run.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def build_cli(commands: Commands) -> typer.Typer:
-    """Build the command line around what its commands do."""
+    """Build the command line."""
     app = typer.Typer(
         name="kvreg",
         help="Serve hybrid chat models whose sessions survive the side requests between turns.",
@@ -128,16 +129,16 @@ def build_cli(commands: Commands) -> typer.Typer:
     def serve(model: ModelArgument = None, **flags: object) -> None:
         """Serve a model over HTTP; without MODEL the bundled one.
 
-        The first line on standard output is the address. The log follows as JSON lines.
+        The first line on standard output is the URL. The log follows as JSON lines.
         """
         _run(lambda: commands.serve(_load({"model": model, **flags})))
 
     def plan(
         weight_format: WeightFormatOption = "auto", as_json: AsJson = False, **flags: object
     ) -> None:
-        """Say what a profile needs and what is left. Ends with status 1 when it does not fit.
+        """Print the memory plan of a profile. Exits with status 1 if it does not fit.
 
-        Nothing is loaded: the model's config.json is enough.
+        No model is loaded: its config.json is enough.
         """
         text, fits = _run(lambda: commands.plan(_load(flags), weight_format, as_json))
         typer.echo(text)
@@ -145,12 +146,12 @@ def build_cli(commands: Commands) -> typer.Typer:
             raise typer.Exit(STATUS_DOES_NOT_FIT)
 
     def demo(group: GroupOption = None, seed: SeedOption = None, as_json: AsJson = False) -> None:
-        """Play conversations with side requests in between and show what was computed again.
+        """Run conversations with side requests in between and show what was reused.
 
-        Ends with status 1 when a request was not served as promised.
+        Exits with status 1 if a request did not reuse what was expected.
         """
         if not _run(lambda: commands.demo(group, seed, as_json)):
-            raise typer.Exit(STATUS_BROKEN_PROMISE)
+            raise typer.Exit(STATUS_UNEXPECTED)
 
     app.command()(_with_options(serve, OPTIONS))
     app.command()(_with_options(plan, PLAN_OPTIONS))
@@ -159,7 +160,7 @@ def build_cli(commands: Commands) -> typer.Typer:
 
 
 def _with_options(command: Callable[..., None], options: Sequence[Option]) -> Callable[..., None]:
-    """Give ``command`` one keyword per option in place of its ``**flags``, for typer to read."""
+    """Replace the ``**flags`` of ``command`` by one keyword per option, for typer."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     added = [
@@ -185,7 +186,7 @@ def _annotation(option: Option) -> Any:
             f"{flag}/--no-{flag.removeprefix('--')}", help=option.help, show_default=False
         )
         return Annotated[bool | None, switch]
-    # Values stay text: the settings check them all and report every wrong one together.
+    # Values stay text: the settings validate all of them and report every problem together.
     value = typer.Option(flag, metavar=option.metavar, help=option.help, show_default=False)
     return Annotated[str | None, value]
 

@@ -1,4 +1,4 @@
-"""Shows a person how far the loading of a model has come. A log gets no progress bar."""
+"""The progress bar of model loading, shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 @contextmanager
 def show_loading(model_name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Draw a bar on standard error while the block runs, if that is a terminal.
+    """Show a progress bar on standard error during the block, if that is a terminal.
 
     Yields:
-        What the loader calls after each tensor: its name, the bytes read and the bytes in all.
+        The callback of the loader, called after each tensor with its name, the bytes read so far
+        and the total bytes.
     """
     console = Console(stderr=True)
     columns = (

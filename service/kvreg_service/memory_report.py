@@ -1,7 +1,7 @@
-"""What ``kvreg plan`` says: the slots, the pages and what is left, for people or as JSON.
+"""The report of ``kvreg plan``: slots, pages and remaining memory, as text or JSON.
 
-Owns the choice between cards and CPU and the words of the report. The arithmetic is that of the
-engine; nothing is computed here and nothing is allocated.
+Owns the choice between GPU and CPU and the text of the report. The arithmetic is that of the
+engine; nothing is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvreg_service.settings import Settings
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """A plan and the profile it answers for."""
+    """A memory plan and the settings it was made for."""
 
     settings: Settings
     place: Literal["cpu", "card"]
@@ -31,7 +31,7 @@ class MemoryReport:
     plan: MemoryPlan
 
     def as_json(self) -> str:
-        """Return the report as one JSON object; sizes are bytes of one card."""
+        """Return the report as one JSON object; sizes are bytes per device."""
         plan, settings = self.plan, self.settings
         report = {
             "fits": plan.fits,
@@ -63,7 +63,7 @@ class MemoryReport:
         return json.dumps(report, indent=2)
 
     def as_text(self) -> str:
-        """Return the report as a table for people."""
+        """Return the report as a text table."""
         plan, demand = self.plan, self.plan.demand
         rows = [
             ("available", "", plan.available_bytes),
@@ -113,10 +113,10 @@ class MemoryReport:
 
 
 def build_report(settings: Settings, weight_format: str) -> MemoryReport:
-    """Plan for cards of ``gpu_memory_gib``, or for the CPU where that is not given.
+    """Plan for GPUs with ``gpu_memory_gib``, or for the CPU without that setting.
 
     Raises:
-        ConfigurationError: The model cannot be split so, or its configuration is wrong.
+        ConfigurationError: The model cannot be split over ``tp`` GPUs, or its config is invalid.
     """
     config = ModelConfig.from_path(settings.model)
     if settings.gpu_memory_gib is None:
@@ -143,7 +143,7 @@ def build_report(settings: Settings, weight_format: str) -> MemoryReport:
     )
     plan = plan_gpu(model_shape(config), profile)
     if settings.max_context is None:
-        # Nobody asked for a context: it is what the model and the pages allow.
+        # Without a setting, the context is what the model and the pages allow.
         reachable = max(1, min(profile.max_context_tokens, plan.kv_tokens))
         plan = replace(plan, demand=replace(plan.demand, max_context_tokens=reachable))
     return MemoryReport(settings, "card", chosen, kv_dtype, plan)
@@ -160,7 +160,7 @@ def _weight_format(settings: Settings, asked: str) -> WeightFormat:
     folder = settings.model if settings.model.is_dir() else settings.model.parent
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = raw.get("text_config", raw)
-    # Every public packing of quantised weights announces itself here.
+    # Every public format of quantized weights has this key.
     if "quantization_config" in raw or "quantization_config" in text:
         return WeightFormat.NVFP4_MIXED
     dtype = text.get("dtype") or text.get("torch_dtype") or raw.get("dtype")

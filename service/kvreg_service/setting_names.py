@@ -1,6 +1,6 @@
-"""How one setting is called in the environment and on the command line.
+"""The names of a setting in the environment and on the command line.
 
-Owns the two spellings. It imports nothing, so that the command line stays quick.
+It imports nothing, so that the command line starts fast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""All settings of one engine: read once, checked together, frozen.
+"""The settings of one engine: read once, validated together, frozen.
 
-Owns names, types, limits, defaults and where a value may come from (a flag over the environment
-over the mounted file over the default). It is the only place that reads the environment. It does
-not open model files and computes no memory; what follows from the settings, its users compute.
+Owns names, types, limits, defaults and the sources of a value (flag over environment over config
+file over default). It is the only module that reads the environment. It does not open model files
+and computes no derived values.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kvreg_service.core.labels import CurrentState
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.setting_names import ENV_PREFIX, environment_name, flag_name
 
-# Names of the test harnesses; they share the prefix and are no settings.
+# Variables of the test harnesses, which share the prefix but are not settings.
 FOREIGN_ENV_PREFIXES = ("KVREG_TEST_", "KVREG_CLUSTER_")
-# Kubernetes puts these into every pod beside a Service called "kvreg".
+# Kubernetes sets these in every pod of a namespace with a Service named "kvreg".
 _SERVICE_LINK = re.compile(r"KVREG_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_.*)?")
 
 _KEY_VARIABLES = tuple(environment_name(name) for name in ("api_keys", "api_keys_file"))
@@ -42,9 +42,9 @@ EvictionName = Literal["cost", "lru", "lfu", "fifo", "slru", "priority", "none"]
 
 
 class Settings(BaseSettings):
-    """What one engine is asked to be. Use ``load_settings``, which reports every problem at once.
+    """The settings of one engine. Use ``load_settings``, which reports all problems at once.
 
-    An environment variable that is set to nothing counts as not set, but for those of the API keys.
+    An empty environment variable counts as not set, except those of the API keys.
     """
 
     model_config = SettingsConfigDict(
@@ -58,118 +58,120 @@ class Settings(BaseSettings):
     )
 
     config_file: Path | None = Field(default=None, description="A JSON or TOML file of settings.")
-    # The name under which an operator mounted the file; shown in the effective profile.
+    # Set by the operator together with the mounted file; shown in the effective profile.
     profile: str | None = Field(default=None, description="Name of the mounted profile.")
 
-    # A laptop serves something without any download.
+    # The default works without a download.
     model: Path = Field(
         default=REFERENCE_MODEL_PATH, description="Folder of the model, in the Hugging Face layout."
     )
     served_model_name: str | None = Field(
-        default=None, min_length=1, max_length=256, description="Model id of the API."
+        default=None, min_length=1, max_length=256, description="Model id in the API."
     )
 
-    # Nothing but this machine reaches a server that nobody configured.
+    # An unconfigured server is reachable from this machine only.
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes a free one.")
 
-    # The case the registry exists for: one lane, one session, interrupted by side requests.
+    # The main use of the registry: one lane, one session, interrupted by side requests.
     lanes: int = Field(default=1, ge=1, le=MAX_LANES, description="Requests that run at once.")
     current_state: CurrentState = Field(
         default=CurrentState.KEEP,
-        description="Whether entries keep the frontier state beside the checkpoint.",
+        description="Whether entries keep the current state besides the checkpoint.",
     )
-    prefix_reuse: bool = Field(default=True, description="Whether a prompt may reuse what is kept.")
-    # One entry keeps the session; measured, a second one buys nothing at one lane.
+    prefix_reuse: bool = Field(
+        default=True, description="Whether prompts may reuse kept sequences."
+    )
+    # One entry keeps the session; in measurements a second one gains nothing with one lane.
     entries: int = Field(
-        default=1, ge=0, le=MAX_ENTRIES, description="Displaced sequences that are kept."
+        default=1, ge=0, le=MAX_ENTRIES, description="Registry entries for displaced sequences."
     )
-    # The head of the main conversations and that of one kind of sub-agent or side request.
+    # One for the head of the main conversations, one for sub-agents or side requests.
     anchors: int = Field(
         default=2,
         ge=0,
         le=MAX_ANCHORS,
-        description="Shared beginnings of prompts that are kept; one state slot each.",
+        description="Anchors: kept prefixes that conversations share; one state slot each.",
     )
     exchange: bool = Field(
         default=True,
-        description="Whether a returning sequence swaps places with the displaced one.",
+        description="Whether a returning sequence swaps with the displaced one.",
     )
     eviction: EvictionName = Field(
-        default="cost", description="Which kept sequence goes first; none evicts nobody."
+        default="cost", description="Eviction policy; none never evicts."
     )
 
     max_context: int | None = Field(
-        default=None, ge=1, description="Tokens of prompt and answer; by default what fits."
+        default=None, ge=1, description="Context length, prompt and answer; by default what fits."
     )
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Where the model runs.")
-    tp: int = Field(default=1, ge=1, le=8, description="Cards that share one model.")
-    mtp: int = Field(default=0, ge=0, le=8, description="Tokens drafted per decode round.")
+    tp: int = Field(default=1, ge=1, le=8, description="Tensor-parallel GPUs.")
+    mtp: int = Field(default=0, ge=0, le=8, description="Tokens drafted per decode step.")
     kv_dtype: Literal["auto", "fp32", "fp16", "int8"] = Field(
         default="auto",
-        description="Precision of keys and values; auto is the model's on its device.",
+        description="Data type of the KV cache; auto depends on the device.",
     )
-    # Small beside any laptop's memory, and dozens of full sessions of the bundled model.
-    memory_gib: float = Field(
-        default=1.0, gt=0, description="On the CPU: memory for states, keys and values."
-    )
+    # Small for any laptop, and enough for dozens of full sessions of the bundled model.
+    memory_gib: float = Field(default=1.0, gt=0, description="CPU memory for states and KV pages.")
     gpu_memory_gib: float | None = Field(
-        default=None, gt=0, description="On cards: memory of one card; by default what it has."
+        default=None, gt=0, description="Memory of one GPU; by default all of it."
     )
     kv_pages: int | None = Field(
         default=None,
         ge=1,
-        description="Pages of keys and values; by default what the memory holds.",
+        description="KV pages; by default as many as fit.",
     )
-    # A decode step waits at most this many prompt tokens; larger chunks gain little on any device.
+    # The most prompt tokens in a step with decodes; larger chunks gain little on any device.
     prefill_chunk_tokens: int = Field(
-        default=512, ge=64, le=65536, multiple_of=64, description="Prompt tokens of one step."
+        default=512, ge=64, le=65536, multiple_of=64, description="Largest prefill chunk of a step."
     )
     # The bundled model is fastest on one thread; larger ones want one per core.
-    threads: int = Field(default=1, ge=1, le=1024, description="Threads of the model on the CPU.")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the model.")
 
-    queue_limit: int = Field(default=64, ge=0, description="Requests that wait for a lane.")
-    queue_timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for a lane.")
-    # Kubernetes' own grace period before it kills.
+    queue_limit: int = Field(default=64, ge=0, description="Requests that may wait for a lane.")
+    queue_timeout_s: float = Field(default=60.0, gt=0, description="Longest time in the queue.")
+    # The default termination grace period of Kubernetes.
     drain_timeout_s: float = Field(
-        default=30.0, ge=0, description="Time that running requests have to finish at the end."
+        default=30.0, ge=0, description="Time for running requests at shutdown."
     )
-    # About eight million tokens of text: far over any context, far under any memory.
+    # About eight million tokens of text: far more than any context, far less than any memory.
     max_body_bytes: int = Field(
-        default=32 * 1024 * 1024, ge=1024, description="Longest request body."
+        default=32 * 1024 * 1024, ge=1024, description="Largest request body."
     )
-    # A file can change while the engine runs, and a command line or a profile is no secret.
+    # A file can change while the engine runs; a command line or a profile is not secret.
     api_keys_file: Path | None = Field(
-        default=None, description="JSON or TOML file of tenants and their API keys."
+        default=None, description="JSON or TOML file with tenants and their API keys."
     )
     api_keys: SecretStr | None = Field(
         default=None, description="The same as JSON text, for the environment."
     )
     otlp_endpoint: str | None = Field(
         default=None,
-        description="Base address of a collector of traces; without it, none are made.",
+        description="Base URL of an OTLP collector; without it, tracing is off.",
     )
-    # One request is a few spans, and most callers have sampled already.
+    # A request has few spans, and most callers make the sampling decision.
     trace_ratio: float = Field(
-        default=1.0, ge=0, le=1, description="Part of the requests traced without a caller's say."
+        default=1.0, ge=0, le=1, description="Sampling ratio of requests without a parent trace."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level that is logged."
+        default="info", description="Lowest level that is logged."
     )
-    # What it is for, and that it holds no text, is for whoever serves to know before it is on.
+    # Off by default: it should be turned on deliberately.
     request_log: Path | None = Field(
-        default=None, description="File of one JSON line a request; by default there is none."
+        default=None, description="File of the request log; by default there is none."
     )
-    # With the number of files: half a gibibyte, weeks of one agent's traffic.
+    # Times the number of files: half a gibibyte, weeks of one agent's traffic.
     request_log_max_bytes: int = Field(
-        default=64 * 1024 * 1024, ge=65536, description="Size at which a new file begins."
+        default=64 * 1024 * 1024, ge=65536, description="Size at which the file is rotated."
     )
     request_log_files: int = Field(
-        default=8, ge=1, le=1000, description="Files kept, the current one included."
+        default=8, ge=1, le=1000, description="Files to keep, including the current one."
     )
-    # Random by default: nobody can check a guess, and names are good until the engine ends.
+    # Random by default: guesses cannot be checked, and hashes are comparable within one run.
     request_log_salt: SecretStr | None = Field(
-        default=None, min_length=16, description="Makes names in the log last across engines."
+        default=None,
+        min_length=16,
+        description="Makes hashes in the log comparable across engines.",
     )
 
     @field_validator("model")
@@ -235,7 +237,7 @@ class Settings(BaseSettings):
 
     @property
     def model_id(self) -> str:
-        """The name under which the API serves the model."""
+        """The model id in the API."""
         if self.served_model_name is not None:
             return self.served_model_name
         if self.model == REFERENCE_MODEL_PATH:
@@ -244,7 +246,7 @@ class Settings(BaseSettings):
 
     @property
     def profile_hash(self) -> str:
-        """A digest of every setting that decides memory or reuse, the same in every process."""
+        """A digest of all settings that affect memory or reuse, the same in every process."""
         decisive = {name: str(getattr(self, name)) for name in _DECISIVE_FIELDS}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -257,7 +259,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: flag, environment, mounted file."""
+        """Order the sources: flag, environment, config file."""
         path = init_settings().get("config_file") or env_settings().get("config_file")
         if path is None:
             return init_settings, env_settings
@@ -274,7 +276,7 @@ _DECISIVE_FIELDS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One setting that is not valid: its name, its value, where that came from, and the limit."""
+    """An invalid setting: its name, its value, the source of the value, and the limit."""
 
     name: str
     value: object
@@ -287,13 +289,13 @@ class Problem:
 
 
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
-    """Read flags, environment and mounted file into one frozen object.
+    """Read flags, environment and config file into one frozen object.
 
     ``flags`` maps field names to values, text or typed; None means that the flag was not given.
 
     Raises:
-        ConfigurationError: Anything is invalid. ``fields["problems"]`` holds every ``Problem``, and
-            the message lists them all, one a line.
+        ConfigurationError: A setting is invalid. ``fields["problems"]`` has every ``Problem``, and
+            the message lists them, one per line.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     problems = _find_unknown_environment_names()
@@ -309,10 +311,10 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
 
 
 def require_servable(settings: Settings) -> None:
-    """Refuse what can be planned but not served yet.
+    """Check that the settings can be served: some can be planned, but are not implemented yet.
 
     Raises:
-        ConfigurationError: Names every setting that no code stands behind so far.
+        ConfigurationError: The message lists every setting that is not implemented.
     """
     missing = []
     if not settings.model.is_dir():
@@ -338,7 +340,7 @@ def _find_unknown_environment_names() -> list[Problem]:
         if not upper.startswith(ENV_PREFIX) or upper.startswith(FOREIGN_ENV_PREFIXES):
             continue
         if upper in _KEY_VARIABLES and not os.environ[name]:
-            # Taken for not set, it would open the server to everybody.
+            # If it counted as not set, the server would need no keys.
             problems.append(Problem(name, None, "environment", "is empty; set it or remove it"))
         if upper not in known:
             limit = "there is no such setting"
@@ -363,7 +365,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 def _describe(details: ErrorDetails, flags: Mapping[str, object]) -> Problem:
     name = str(details["loc"][0]) if details["loc"] else "settings"
-    # Whatever its name really should have been, a key or a salt is not shown.
+    # A key or a salt is never shown, even under a misspelled name.
     is_secret = any(word in name.lower() for word in ("api_key", "salt"))
     value = None if is_secret and name != "api_keys_file" else details["input"]
     environment = {key.upper() for key, value in os.environ.items() if value}

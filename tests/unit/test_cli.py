@@ -1,4 +1,4 @@
-"""The command line in-process: what reaches the commands, and how failures end."""
+"""The command line in-process: arguments of the commands, and exit status of failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvreg_service.settings import Settings
 
 @dataclass
 class Recorder:
-    """Commands that note what they were called with."""
+    """Commands that record their arguments."""
 
     served: list[Settings] = field(default_factory=list)
     planned: list[tuple[Settings, str, bool]] = field(default_factory=list)
@@ -68,7 +68,7 @@ def test_model_is_an_argument_of_serve(run: Run) -> None:
     assert "model = /nowhere (--model)" in result.stderr
 
 
-def test_every_invalid_flag_is_told_and_the_status_is_2(run: Run, recorder: Recorder) -> None:
+def test_every_invalid_flag_is_reported_with_status_2(run: Run, recorder: Recorder) -> None:
     result = run("serve", "--lanes", "none", "--port", "99999")
     assert result.exit_code == 2
     assert "lanes = none (--lanes)" in result.stderr
@@ -84,7 +84,7 @@ def test_configuration_error_of_a_command_ends_without_a_traceback(
     assert (result.exit_code, result.stderr, result.stdout) == (2, "kvreg: it is too small\n", "")
 
 
-def test_plan_prints_what_the_command_says(run: Run, recorder: Recorder) -> None:
+def test_plan_prints_the_text_of_the_command(run: Run, recorder: Recorder) -> None:
     result = run("plan", "--tp", "2", "--json", "--weight-format", "fp16")
     assert (result.exit_code, result.stdout) == (0, "the plan\n")
     settings, weight_format, as_json = recorder.planned[0]
@@ -102,7 +102,7 @@ def test_demo_is_played(run: Run, recorder: Recorder) -> None:
     assert recorder.demos == [("G1", 7, True)]
 
 
-def test_demo_that_breaks_a_promise_ends_with_status_1(run: Run, recorder: Recorder) -> None:
+def test_demo_with_an_unexpected_result_ends_with_status_1(run: Run, recorder: Recorder) -> None:
     recorder.is_as_promised = False
     assert run("demo").exit_code == 1
 

@@ -1,4 +1,4 @@
-"""The whole program as a process: its first line, its status and its end."""
+"""The program as a process: its first line, its exit status and its shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``kvreg plan`` answers, for people and for programs."""
+"""The report of ``kvreg plan``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_of(weight_format: str = "auto", **flags: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def large_model(tmp_path: Path) -> Path:
-    """The configuration of the 27B shape, which is all that a plan needs."""
+    """The configuration of the 27B shape; a plan needs nothing else."""
     config = {
         "model_type": "qwen3_5_text",
         "hidden_size": 5120,
@@ -67,7 +67,7 @@ def test_quantised_configuration_is_planned_as_such(large_model: Path) -> None:
     assert report_of(model=large_model, gpu_memory_gib=16, tp=2)["weight_format"] == "nvfp4-mixed"
 
 
-def test_asked_weight_format_wins(large_model: Path) -> None:
+def test_given_weight_format_takes_precedence(large_model: Path) -> None:
     report = report_of("fp16", model=large_model, gpu_memory_gib=16, tp=2)
     assert (report["weight_format"], report["fits"]) == ("fp16", False)
     assert report["short_by_bytes"] > 0
@@ -78,7 +78,7 @@ def test_unknown_weight_format_lists_the_known_ones() -> None:
         report_of("bf17", gpu_memory_gib=16)
 
 
-def test_context_that_nobody_asked_for_is_what_the_pages_hold(large_model: Path) -> None:
+def test_default_context_is_what_the_pages_hold(large_model: Path) -> None:
     report = report_of(model=large_model, gpu_memory_gib=16, tp=2, kv_dtype="int8")
     assert report["fits"]
     assert report["max_context_tokens"] == min(262144, report["kv_tokens"])
@@ -106,7 +106,7 @@ def test_model_that_cannot_be_split_is_refused() -> None:
         report_of(gpu_memory_gib=16, tp=3)
 
 
-def test_text_tells_the_verdict(large_model: Path) -> None:
+def test_text_shows_whether_it_fits(large_model: Path) -> None:
     flags = {"model": large_model, "gpu_memory_gib": 16, "tp": 2}
     fits = build_report(load_settings(flags), "auto").as_text()
     short = build_report(load_settings(flags), "fp16").as_text()

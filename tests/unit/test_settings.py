@@ -1,4 +1,4 @@
-"""Where settings come from, and how everything that is wrong with them is told at once."""
+"""The sources of settings, and errors that report all problems at once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_settings_cannot_be_changed() -> None:
         settings.lanes = 2  # type: ignore[misc]
 
 
-def test_all_invalid_values_are_told_together(
+def test_all_invalid_values_are_reported_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
@@ -96,7 +96,7 @@ def test_all_invalid_values_are_told_together(
     assert set(problems) == {"KVREG_LAYNES", "lanes", "entries", "tp", "lanse"}
 
 
-def test_problem_tells_value_origin_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_has_value_origin_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVREG_LANES", "65")
     problem = problems_of()["lanes"]
     assert str(problem) == "lanes = 65 (KVREG_LANES): should be less than or equal to 64"
@@ -165,7 +165,7 @@ def test_reuse_may_be_disabled_without_entries() -> None:
 
 
 @pytest.mark.parametrize("name", ["KVREG_TEST_GPU", "KVREG_CLUSTER_NAME", "KVREGISTRY"])
-def test_names_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
     load_settings()
 
@@ -222,7 +222,7 @@ def test_keys_have_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["keys", "keys.yaml"])
-def test_file_of_keys_says_its_form(name: str) -> None:
+def test_key_file_has_a_known_extension(name: str) -> None:
     assert ".toml" in problems_of({"api_keys_file": name})["api_keys_file"].limit
 
 
@@ -264,7 +264,7 @@ def test_profile_hash_tells_profiles_apart(flags: dict[str, Any]) -> None:
     assert load_settings(flags).profile_hash != load_settings().profile_hash
 
 
-def test_what_cannot_be_served_yet_is_told_together() -> None:
+def test_all_settings_that_cannot_be_served_are_reported_together() -> None:
     settings = load_settings({"tp": 2, "mtp": 1, "device": "cuda", "kv_dtype": "int8"})
     with pytest.raises(ConfigurationError) as caught:
         require_servable(settings)

@@ -1,6 +1,6 @@
-"""Plays a story against an engine and notes what each request reused.
+"""Runs a story against an engine and records what each request reused.
 
-Owns the way from a step's messages to its row. It judges nothing; that is ``verdict``'s business.
+Owns the path from the messages of a step to its row. ``verdict`` compares rows with expectations.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvreg_service.engine.interface import (
 )
 
 MAX_ANSWER_TOKENS = 48
-"""Right answers of the bundled model are shorter; a wrong one need not be waited for."""
+"""Correct answers of the bundled model are shorter; longer ones are cut."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one request reused and answered."""
+    """The reuse and the answer of one request."""
 
     step: str
     prompt_tokens: int
@@ -42,12 +42,12 @@ class Row:
 
     @property
     def sha256(self) -> str:
-        """The digest of the answer's text, as hex."""
+        """The digest of the answer, as hex."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 async def play(story: Story, engine: EngineProtocol, builder: PromptBuilder) -> tuple[Row, ...]:
-    """Send the requests of a story one after the other and return a row for each."""
+    """Run the requests of a story in order and return a row for each."""
     rows: list[Row] = []
     for step in story.steps:
         answers = {row.step: row.text for row in rows}

@@ -1,4 +1,4 @@
-"""The engine profiles that stories are played on. Owns what varies between them and their names."""
+"""The engine profiles on which stories run: their options and their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvreg_service.engine.options import EngineOptions
 
 @dataclass(frozen=True)
 class Profile:
-    """What of an engine's options a story may depend on; one lane throughout."""
+    """The engine options that a story depends on. There is always one lane."""
 
     entries: int
     keep_current: bool = True
@@ -20,7 +20,7 @@ class Profile:
 
     @property
     def name(self) -> str:
-        """A short name that tells the profiles apart; what it leaves out is the default."""
+        """A short unique name, which leaves out defaults."""
         if self.entries == 0:
             return "R=0"
         current = CurrentState.KEEP if self.keep_current else CurrentState.DROP
@@ -47,7 +47,7 @@ class Profile:
 
 
 def as_source(entries: int, *, keep_current: bool = True) -> Profile:
-    """A profile of the source system: no exchange, and nothing is evicted or forked."""
+    """A profile like the source system: without exchange, eviction and forks."""
     return Profile(entries, keep_current=keep_current, exchange=False, eviction="none")
 
 

@@ -1,4 +1,4 @@
-"""Shows plays as tables for people, or as one JSON object for programs."""
+"""Prints the results of stories as tables, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvreg_service.demo.verdict import Play
 _SHA_DIGITS = 12
 _MIB = GIB >> 10
 CAPACITY = "capacity"
-"""The story whose plays are summed up in a table of their own."""
+"""The story whose results have a table of their own."""
 
 
 def report_as_json(seed: int, plays: Sequence[Play], problems: Sequence[str]) -> str:
-    """Return everything that was measured; times are in seconds."""
+    """Return all results as JSON; times are in seconds."""
     return json.dumps(
         {
             "seed": seed,
@@ -50,10 +50,10 @@ def print_report(
     console.print(f"{num_rows} requests in {len(plays)} plays, seed {seed}.")
     if not problems:
         console.print(
-            "[green]Every request reused what was promised, and no profile changed a text."
+            "[green]Every request reused what was expected, and all profiles gave the same texts."
         )
     for problem in problems:
-        console.print(f"[red]not as promised:[/red] {escape(problem)}", highlight=False)
+        console.print(f"[red]unexpected:[/red] {escape(problem)}", highlight=False)
 
 
 def _play_as_dict(play: Play) -> dict[str, object]:

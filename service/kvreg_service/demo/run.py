@@ -1,6 +1,6 @@
-"""``kvreg demo``: plays every story on every profile that it is told about, and shows the result.
+"""``kvreg demo``: runs every story on each of its profiles and prints the results.
 
-Owns the order of the plays, the progress bar and the verdict over all of them.
+Owns the order of the runs, the progress bar and the overall result.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _PLAIN_COLUMNS = 140
 BASE_OPTIONS = EngineOptions(
     REFERENCE_MODEL_PATH,
     "reference-model",
-    # The stories are those of the source system, which has no anchors.
+    # The stories come from the source system, which has no anchors.
     anchors=0,
     max_context_tokens=2048,
-    # Room for four kept sessions, a running one and their copies: no story is about page pressure.
+    # Room for four kept sessions, a running one and their copies: no story is short of pages.
     num_pages=256,
 )
 
 
 def run_demo(*, group: str | None = None, seed: int | None = None, as_json: bool = False) -> bool:
-    """Play the stories and print what each request reused.
+    """Run the stories and print what each request reused.
 
     Args:
-        group: play this story only; see the names in ``stories``.
-        seed: makes the same texts again; by default every run has texts of its own.
-        as_json: print one JSON object instead of tables.
+        group: Run only the story of this name; see ``stories``.
+        seed: Makes the texts reproducible; by default every run has new texts.
+        as_json: Print one JSON object instead of tables.
 
     Returns:
-        Whether every request reused what was promised, with the same texts on every profile.
+        Whether every request reused what was expected, with the same texts on every profile.
 
     Raises:
-        ConfigurationError: there is no story of that name; the message lists them.
+        ConfigurationError: There is no story of that name; the message lists the names.
     """
     seed = secrets.randbits(32) if seed is None else seed
     stories = _chosen(build_stories(seed), group)
@@ -67,7 +67,7 @@ def run_demo(*, group: str | None = None, seed: int | None = None, as_json: bool
 
 
 def play_on(story: Story, profile: Profile, loaded: LoadedModel) -> Play:
-    """Play one story on an engine that is built for it and closed afterwards."""
+    """Run one story on a new engine, which is closed afterwards."""
     engine, builder = build_engine(profile.options(BASE_OPTIONS), loaded)
     try:
         return Play(story, profile, asyncio.run(play(story, engine, builder)))

@@ -1,7 +1,7 @@
-"""The stories: the tables of the documentation as requests that can be played again.
+"""The stories: the tables of the documentation as reproducible sequences of requests.
 
-Owns which requests follow each other. A (a session), B and S (side requests) are followed by the
-number of the turn; ``[u1,a1]`` is a prompt that ends with the assistant's own message.
+Owns the order of the requests. The name of a step is A (a session), B or S (side requests) with the
+number of the turn; ``[u1,a1]`` is a prompt that ends with the assistant message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ StoryMaker = Callable[[Random], tuple[Step, ...]]
 
 
 def build_stories(seed: int) -> tuple[Story, ...]:
-    """All stories, each with texts of its own; the seed is the nonce of every text."""
+    """Return all stories, each with its own texts, which depend on the seed."""
     return tuple(
         Story(name, title, make(Random(f"{seed}/{name}")), profiles)
         for name, title, make, profiles in _STORIES
@@ -31,7 +31,7 @@ def build_stories(seed: int) -> tuple[Story, ...]:
 
 
 class _Session:
-    """One session of new texts. Each method returns one of its requests."""
+    """One session with new texts. Each method returns one of its requests."""
 
     def __init__(self, rng: Random) -> None:
         text = self._text = texts.draw_session(rng)

@@ -1,7 +1,7 @@
-"""A story: requests in order, and what each of them promises to reuse. Data, no engine.
+"""A story: requests in order, and what each of them is expected to reuse. Data only.
 
-Owns the shape of stories and the rules of what is promised. The stories themselves are in
-``stories``, and what really happened in ``player``.
+Owns the data types of stories and the rules for expected reuse. ``stories`` has the stories, and
+``player`` runs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvreg_service.demo.profile import Profile
 
 @dataclass(frozen=True)
 class Line:
-    """A message that is known beforehand."""
+    """A message with a fixed text."""
 
     role: Literal["system", "user"]
     text: str
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class AnswerTo:
-    """The assistant message that the engine gave to the step of that name, sent back as it was."""
+    """The answer of the engine to the step of this name, echoed unchanged."""
 
     step: str
 
@@ -34,7 +34,7 @@ Message = Line | AnswerTo
 
 @dataclass(frozen=True)
 class Expected:
-    """Where the computation of a prompt starts. ``of`` is the step whose state it goes on from."""
+    """Where prefill starts. ``of`` is the step whose state is reused."""
 
     path: ReusePath
     attach: Attach = Attach.NONE
@@ -44,7 +44,7 @@ class Expected:
 COLD = Expected(ReusePath.FULL_RESET)
 
 Rule = Callable[[Profile], Expected]
-"""What a profile promises for one step."""
+"""Returns the expected reuse of one step on a profile."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """Requests that are sent one after the other to an engine that holds nothing before."""
+    """Requests that are sent one after the other to an empty engine."""
 
     name: str
     title: str
@@ -66,31 +66,31 @@ class Story:
     profiles: tuple[Profile, ...]
 
     def expectations(self, profile: Profile) -> tuple[Expected, ...]:
-        """Return what the profile promises, step by step."""
+        """Return the expected reuse of each step on a profile."""
         return tuple(step.rule(profile) for step in self.steps)
 
 
-# Rules: what has happened to the sequence of an earlier step, and what the prompt repeats of it.
+# Rules: the state of an earlier step's sequence, and how much of it the prompt repeats.
 
 
 def is_new(profile: Profile) -> Expected:
-    """Nothing kept begins like this prompt."""
+    """No kept sequence shares a prefix with this prompt."""
     del profile
     return COLD
 
 
 def goes_on(step: str) -> Rule:
-    """The session's next turn, and its sequence still rests on the lane."""
+    """The next turn of a session whose sequence is still on the lane."""
     return lambda _: Expected(ReusePath.RESTORE_TURN_CHECKPOINT, of=step)
 
 
 def appends(step: str) -> Rule:
-    """The prompt repeats the answer as its tail, and the sequence still rests on the lane."""
+    """The prompt ends with the answer, and the sequence is still on the lane."""
     return lambda _: Expected(ReusePath.APPEND_FRONTIER, of=step)
 
 
 def returns(step: str, *, entries: int = 1) -> Rule:
-    """The session's next turn after a side request, given that many entries at least."""
+    """The next turn of a session after a side request, with at least that many entries."""
 
     def rule(profile: Profile) -> Expected:
         if profile.entries < entries:
@@ -101,7 +101,7 @@ def returns(step: str, *, entries: int = 1) -> Rule:
 
 
 def returns_to_append(step: str) -> Rule:
-    """The prompt repeats the answer as its tail after a side request."""
+    """The prompt ends with the answer, after a side request."""
 
     def rule(profile: Profile) -> Expected:
         if profile.entries == 0:
@@ -114,7 +114,7 @@ def returns_to_append(step: str) -> Rule:
 
 
 def returns_to_fork(step: str) -> Rule:
-    """The next turn after a request that went on from the session's own checkpoint."""
+    """The next turn after another request has continued the checkpoint of the session."""
 
     def rule(profile: Profile) -> Expected:
         if profile.eviction == "none":
@@ -125,9 +125,9 @@ def returns_to_fork(step: str) -> Rule:
 
 
 def returns_by_exchange(step: str, *, otherwise_entries: int | None = None) -> Rule:
-    """A displaced side request again, after the session took its lane back.
+    """A side request again, after the session has displaced it.
 
-    Without exchange it takes ``otherwise_entries`` entries; None means that it is always lost.
+    Without exchange it needs ``otherwise_entries`` entries; with None it is always lost.
     """
 
     def rule(profile: Profile) -> Expected:

@@ -1,6 +1,6 @@
-"""What is said in the stories, drawn from the grammar that the bundled model was trained on.
+"""The texts of the stories, drawn from the grammar that the bundled model was trained on.
 
-A seed makes the same texts again; another seed makes sessions that share no prefix with them.
+The same seed gives the same texts; sessions of different seeds share no prefix.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from kvreg_service.reference_model.grammar.notes import draw_notes
 from kvreg_service.reference_model.grammar.side_requests import review_action
 
 SESSION_NOTES_TOKENS = 1080
-"""By the grammar's own rough count; whole prompts of sessions have about 1,000 tokens."""
+"""By the rough estimate of the grammar; the prompts of sessions have about 1,000 tokens."""
 
 LONG_REVIEW_NOTES_TOKENS = 280
 
 
 @dataclass(frozen=True)
 class SessionText:
-    """A session: project notes, two facts that the user tells, and a question for each."""
+    """A session: project notes, two facts that the user states, and a question about each."""
 
     notes: str
     told: str
     asked: str
     value: str
-    """What a right answer to ``asked`` contains."""
+    """The value that a correct answer to ``asked`` contains."""
     asked_next: str
 
     @property
     def title_request(self) -> str:
-        """What a client sends to name the session."""
+        """The title request of a client for this session."""
         return f"Write a title for this conversation:\nUser: {self.told}"
 
 

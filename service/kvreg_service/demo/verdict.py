@@ -1,4 +1,4 @@
-"""Compares what happened with what was promised. Pure; an empty list means all is well."""
+"""Compares the results of stories with the expected reuse. Pure; no problems is an empty list."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvreg_service.demo.profile import Profile
 from kvreg_service.demo.story import Expected, Story
 
 CLOSED_THINK_TOKENS = 4
-"""With thinking off the template opens and closes an empty think block behind the assistant's
-opener, and leaves it out of history: the turn boundary lies before these tokens."""
+"""With thinking off, the template renders an empty think block in the prompt, but not in history:
+the turn boundary lies before these tokens."""
 
 
 @dataclass(frozen=True)
 class Play:
-    """One story on one profile, and what came of it."""
+    """One story on one profile, and its results."""
 
     story: Story
     profile: Profile
@@ -25,7 +25,7 @@ class Play:
 
     @property
     def problems(self) -> list[str]:
-        """What differs from the promise."""
+        """The differences from what is expected."""
         expectations = self.story.expectations(self.profile)
         by_step = {row.step: row for row in self.rows}
         return [
@@ -36,7 +36,7 @@ class Play:
 
 
 def text_problems(plays: Iterable[Play]) -> list[str]:
-    """What a profile must never change: the texts of a story, step by step."""
+    """Return the steps whose answer differs between profiles."""
     digests: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for play in plays:
         for row in play.rows:
@@ -49,12 +49,12 @@ def text_problems(plays: Iterable[Play]) -> list[str]:
 
 
 def cached_tokens(expected: Expected, by_step: dict[str, Row]) -> int:
-    """Return how many prompt tokens an expectation says are cached."""
+    """Return the number of cached tokens of an expectation."""
     if expected.of is None:
         return 0
     origin = by_step[expected.of]
     if expected.path == "append_frontier":
-        # The token sampled last was never computed.
+        # The last sampled token was never computed.
         return origin.prompt_tokens + origin.completion_tokens - 1
     return origin.prompt_tokens - CLOSED_THINK_TOKENS
 
@@ -67,7 +67,7 @@ def _differences(row: Row, expected: Expected, by_step: dict[str, Row]) -> list[
         ("cached", row.cached_tokens, cached),
         ("computed", row.computed_tokens, row.prompt_tokens - cached),
     )
-    return [f"{name} is {got}, promised {want}" for name, got, want in pairs if got != want]
+    return [f"{name} is {got}, expected {want}" for name, got, want in pairs if got != want]
 
 
 def _groups(groups: Iterable[list[str]]) -> str:

@@ -1,1 +1,1 @@
-"""Tenants and their API keys: which key is whose, from a file or the environment."""
+"""Tenants and their API keys, read from a file or the environment."""

@@ -1,7 +1,7 @@
-"""The keyring that is in force now, and how a changed file replaces it while the engine runs.
+"""The active keyring, and its replacement when the key file changes while the engine runs.
 
-Owns reading the configured document and telling the engine the quotas in it. What a document may
-hold is decided in ``key_document``; what a caller without a key is told, by the API.
+Owns reading the configured document and passing its quotas to the engine. ``key_document``
+validates a document; the API answers callers without a valid key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvreg_service.tenants.keyring import KEYLESS_TENANT, Keyring, Tenant
 
 _logger = logging.getLogger(__name__)
 
-# A key that is taken away works at most this much longer.
+# A revoked key works for at most this much longer.
 POLL_INTERVAL_S = 1.0
 # Thousands of keys.
 _MAX_FILE_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class KeySource:
-    """Where keys are configured: in a file, as a JSON text, or (when both are None) nowhere."""
+    """Where keys are configured: in a file, as JSON text, or nowhere if both are None."""
 
     file: Path | None = None
     text: SecretStr | None = None
@@ -42,7 +42,7 @@ class KeySource:
         return self.file is not None or self.text is not None
 
     def read(self) -> bytes:
-        """Return the document as it is now.
+        """Return the current document.
 
         Raises:
             ConfigurationError: The file cannot be read.
@@ -50,9 +50,9 @@ class KeySource:
         if self.file is None:
             return b"" if self.text is None else self.text.get_secret_value().encode()
         try:
-            # Opening a pipe would wait for its writer.
+            # Opening a pipe would block until a writer opens it.
             if not self.file.is_file():
-                what = "is no regular file" if self.file.exists() else "there is no such file"
+                what = "is not a regular file" if self.file.exists() else "there is no such file"
                 raise ConfigurationError(f"{self._origin}: {what}")
             with self.file.open("rb") as file:
                 raw = file.read(_MAX_FILE_BYTES + 1)
@@ -60,12 +60,12 @@ class KeySource:
             raise ConfigurationError(f"{self._origin}: cannot be read: {err.strerror}") from err
         if len(raw) > _MAX_FILE_BYTES:
             raise ConfigurationError(
-                f"{self._origin}: has more than the {_MAX_FILE_BYTES} bytes that are read"
+                f"{self._origin}: is larger than the limit of {_MAX_FILE_BYTES} bytes"
             )
         return raw
 
     def parse(self, raw: bytes) -> Keyring:
-        """Turn the document into a keyring.
+        """Parse the document.
 
         Raises:
             ConfigurationError: The document is invalid; the message lists every problem.
@@ -74,7 +74,7 @@ class KeySource:
         return parse_keyring(raw, cast(DocumentForm, form), self._origin)
 
     def require_valid(self) -> None:
-        """Refuse a document that could not be used.
+        """Check that the document can be used.
 
         Raises:
             ConfigurationError: It cannot be read or is invalid; the message lists every problem.
@@ -88,13 +88,14 @@ class KeySource:
 
 
 class TenantDirectory:
-    """Tells whose a key is, by the newest valid document. Not safe across threads.
+    """Looks up the tenant of a key in the newest valid document. Not thread-safe.
 
-    The file is looked at when a key is, at most every ``POLL_INTERVAL_S``. Its content decides and
-    not its times: a mounted file changes by swapping a symbolic link.
+    The file is checked when a key is looked up, at most every ``POLL_INTERVAL_S``. A change is
+    detected by content, not by modification time: a mounted file changes by swapping a symbolic
+    link.
 
     Raises:
-        ConfigurationError: The document is invalid, or the engine refuses its quotas.
+        ConfigurationError: The document is invalid, or the engine rejects its quotas.
     """
 
     def __init__(
@@ -108,30 +109,31 @@ class TenantDirectory:
         self._now_s = now_s
         self._seen: bytes | None = None
         self._keyring = Keyring({}, {})
-        self._next_look_s = now_s() + POLL_INTERVAL_S
+        self._next_check_s = now_s() + POLL_INTERVAL_S
         if source.is_configured:
             self._take(source.read())
 
     @property
     def needs_keys(self) -> bool:
-        """Whether callers need a key. Without any configured, everybody is the default tenant."""
+        """Whether callers need a key. Without configured keys, all are the default tenant."""
         return self._source.is_configured
 
     def find(self, key: str) -> Tenant | None:
-        """Return whose key it is now.
+        """Return the tenant of a key, or None.
 
-        Effects: replaces the keyring, and the quotas of the engine, when the file has changed. What
-        is wrong with a changed file is logged, and the keys before it stay in force.
+        Effects:
+            Replaces the keyring and the quotas of the engine if the file has changed. If the
+            changed file is invalid, its problems are logged and the previous keys stay active.
         """
         if not self.needs_keys:
             return KEYLESS_TENANT
-        self._look_again()
+        self._reload_if_changed()
         return self._keyring.find(key)
 
-    def _look_again(self) -> None:
-        if self._source.file is None or self._now_s() < self._next_look_s:
+    def _reload_if_changed(self) -> None:
+        if self._source.file is None or self._now_s() < self._next_check_s:
             return
-        self._next_look_s = self._now_s() + POLL_INTERVAL_S
+        self._next_check_s = self._now_s() + POLL_INTERVAL_S
         try:
             raw = self._source.read()
         except ConfigurationError as err:
@@ -145,7 +147,7 @@ class TenantDirectory:
             self._report_once(err, raw)
             return
         fields = {"num_keys": len(self._keyring)}
-        _logger.info("the API keys were read anew", extra={"fields": fields})
+        _logger.info("the API keys were reloaded", extra={"fields": fields})
 
     def _take(self, raw: bytes) -> None:
         keyring = self._source.parse(raw)
@@ -153,13 +155,13 @@ class TenantDirectory:
         self._keyring = keyring
         self._seen = _digest(raw)
         if not len(keyring):
-            _logger.warning("the configured document has no keys: every request is refused")
+            _logger.warning("the configured document has no keys: every request is rejected")
 
     def _report_once(self, error: ConfigurationError, cause: bytes) -> None:
-        """Log what is wrong, once and not with every look, and remember what it was."""
+        """Log a problem once, not at every check."""
         if _digest(cause) != self._seen:
             self._seen = _digest(cause)
-            _logger.error("the changed API keys are not used: %s", error.message)
+            _logger.error("the changed API keys are invalid and not used: %s", error.message)
 
 
 def _digest(raw: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""The document that lists tenants and their keys: its shape, its limits and what is wrong with it.
+"""The document that lists tenants and their keys: its schema, its limits and its problems.
 
-Owns the form in which keys are configured, JSON or TOML. A key, or a text that may be one, appears
-in no message: problems name it by its place.
+Owns the format of configured keys, JSON or TOML. Messages never contain a key, or text that may be
+one: problems refer to it by its path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvreg_service.tenants.keyring import Keyring, Tenant, digest_of
 DocumentForm = Literal["json", "toml"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Headers carry nothing else unharmed.
+# Other characters do not pass through an HTTP header unchanged.
 _KEY = re.compile(r"[!-~]+")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _TOML_PLACE = re.compile(r"\(at [^()]*\)\Z")
@@ -48,7 +48,7 @@ def _require_digest(value: str) -> str:
 
 
 class TenantTable(BaseModel):
-    """One tenant: its keys, or their SHA-256 digests, and what it may keep."""
+    """One tenant: its keys, or their SHA-256 digests, and its quota."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -75,7 +75,7 @@ class TenantTable(BaseModel):
         return Tenant(name, quota, self.is_admin)
 
     def digests(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the place and the digest of every key."""
+        """Yield the path and the digest of every key."""
         for i, key in enumerate(self.keys):
             yield f"keys[{i}]", digest_of(key)
         for i, digest in enumerate(self.key_sha256):
@@ -91,7 +91,7 @@ class KeyDocument(BaseModel):
 
 
 def parse_keyring(raw: bytes, form: DocumentForm, origin: str) -> Keyring:
-    """Turn the document into a keyring. ``origin`` says in messages where it came from.
+    """Parse a document. ``origin`` names its source in messages.
 
     Raises:
         ConfigurationError: Anything is invalid; the message lists every problem, one a line.
@@ -99,7 +99,7 @@ def parse_keyring(raw: bytes, form: DocumentForm, origin: str) -> Keyring:
     try:
         document = KeyDocument.model_validate(_decode(raw, form, origin))
     except ValidationError as err:
-        # Not `from err`: the cause would carry the keys into whatever prints it.
+        # Not `from err`: printing the cause would print the keys.
         raise _invalid(origin, [_describe(details) for details in err.errors()]) from None
     problems = [
         f"tenants.{_shown(name)}: the name of a tenant is 1 to 64 of A-Z a-z 0-9 . _ -"
@@ -134,7 +134,7 @@ def _decode(raw: bytes, form: DocumentForm, origin: str) -> Any:
     except json.JSONDecodeError as err:
         problem = f"is not JSON at line {err.lineno}, column {err.colno}: {err.msg}"
     except tomllib.TOMLDecodeError as err:
-        # The rest of its message may quote the document.
+        # The rest of the message may quote the document.
         place = _TOML_PLACE.search(str(err))
         problem = f"is not TOML {place.group() if place else ''}".rstrip()
     except (ValueError, RecursionError) as err:
@@ -151,7 +151,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _describe(details: Any) -> str:
     *outer, last = details["loc"] or ("document",)
-    # Somebody wrote keys where the names of tenants belong.
+    # Keys may have been written in place of tenant names.
     may_be_key = len(details["loc"]) in (1, 2) and details["type"] in (
         "extra_forbidden",
         "model_type",
@@ -161,7 +161,7 @@ def _describe(details: Any) -> str:
         f"[{part}]" if isinstance(part, int) else f".{_shown(part)}" for part in parts
     ).removeprefix(".")
     value = details["input"]
-    # A text may be a key that stands in the wrong place, and a table may hold keys.
+    # A string may be a key in the wrong place, and a table may contain keys.
     shown = f" = {str(value)[:_MAX_SHOWN_CHARACTERS]}" if isinstance(value, int | float) else ""
     return f"{place}{shown}: {details['msg'].removeprefix('Input ')}"
 

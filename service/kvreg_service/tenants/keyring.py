@@ -1,4 +1,4 @@
-"""Which key is whose: an immutable table of digests. It reads nothing and knows no HTTP."""
+"""An immutable table from key digests to tenants. It does no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvreg_service.core.quota import Quota
 
 @dataclass(frozen=True)
 class Tenant:
-    """Whoever shares one set of kept sequences. Without ``quota`` it shares what others leave."""
+    """A tenant. Without ``quota`` it uses the space that the quotas of others leave."""
 
     name: str
     quota: Quota | None = None
@@ -21,16 +21,16 @@ class Tenant:
 
     @property
     def view(self) -> str | None:
-        """The one tenant whose places it may see and change; None stands for everybody's."""
+        """The tenant whose sequences it may see and change; None means those of all tenants."""
         return None if self.is_admin else self.name
 
 
-# Who calls while no keys are configured.
+# The tenant of every request while no keys are configured.
 KEYLESS_TENANT = Tenant(DEFAULT_TENANT, is_admin=True)
 
 
 def digest_of(key: str) -> bytes:
-    """Return the SHA-256 digest of a key, the only form in which one is kept."""
+    """Return the SHA-256 digest of a key; keys themselves are never stored."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -42,7 +42,7 @@ class Keyring:
         self._owners = dict(owners)
 
     def __len__(self) -> int:
-        """Count the keys."""
+        """Return the number of keys."""
         return len(self._owners)
 
     @property
@@ -51,7 +51,7 @@ class Keyring:
         return {name: t.quota for name, t in self._tenants.items() if t.quota is not None}
 
     def find(self, key: str) -> Tenant | None:
-        """Return whose key it is. How long that takes does not depend on the key."""
+        """Return the tenant of a key, or None, in constant time with respect to the key."""
         digest = digest_of(key)
         found: str | None = None
         for known, name in self._owners.items():

@@ -1,4 +1,4 @@
-"""A changed file of keys is used at once when it is valid, and told when it is not."""
+"""A changed key file is used at once if it is valid, and logged if it is not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BETA = document(beta={"keys": ["b1"], "entries": 2, "pages": 20})
 
 
 class Engine:
-    """Records the quotas, or refuses them."""
+    """Records the quotas, or rejects them."""
 
     def __init__(self) -> None:
         self.quotas: list[dict[str, Quota]] = []
@@ -39,7 +39,7 @@ class Engine:
 
 
 class Clock:
-    """A time that stands still between calls of ``pass_interval``."""
+    """A clock that advances only with ``pass_interval``."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -82,7 +82,7 @@ def errors_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
 
 
-def test_everybody_is_one_administrator_while_no_keys_are_configured(engine: Engine) -> None:
+def test_without_configured_keys_all_callers_are_one_administrator(engine: Engine) -> None:
     directory = TenantDirectory(KeySource(), engine.set_quotas)
     tenant = directory.find("whatever")
     assert not directory.needs_keys
@@ -110,7 +110,7 @@ def test_changed_file_replaces_keys_and_quotas(
     assert engine.quotas[1:] == [{"beta": Quota(2, 20)}]
 
 
-def test_file_is_left_alone_between_two_looks(
+def test_file_is_not_read_between_two_checks(
     directory: TenantDirectory, path: Path, clock: Clock
 ) -> None:
     path.write_text(BETA)
@@ -118,7 +118,7 @@ def test_file_is_left_alone_between_two_looks(
     assert known(directory) == ["alpha"]
 
 
-def test_change_that_keeps_times_and_size_is_seen(
+def test_change_that_keeps_times_and_size_is_detected(
     directory: TenantDirectory, path: Path, clock: Clock
 ) -> None:
     before = path.stat()
@@ -131,7 +131,7 @@ def test_change_that_keeps_times_and_size_is_seen(
 
 
 def test_swapped_symbolic_link_is_followed(tmp_path: Path, engine: Engine, clock: Clock) -> None:
-    # The way in which Kubernetes changes a mounted Secret.
+    # Kubernetes changes a mounted Secret in this way.
     for name, text in (("v1", ALPHA), ("v2", BETA)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys.json").write_text(text)
@@ -153,7 +153,7 @@ def test_unchanged_file_leaves_the_quotas_alone(
 
 
 @pytest.mark.parametrize("text", ["{", document(alpha={"keys": [""]})], ids=["broken", "invalid"])
-def test_invalid_file_is_told_once_and_changes_nothing(
+def test_invalid_file_is_logged_once_and_changes_nothing(
     directory: TenantDirectory,
     path: Path,
     engine: Engine,
@@ -185,7 +185,7 @@ def test_quotas_that_the_engine_refuses_change_nothing(
     assert "too much" in message
 
 
-def test_file_that_is_gone_is_told_and_changes_nothing(
+def test_missing_file_is_logged_and_changes_nothing(
     directory: TenantDirectory, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.unlink()
@@ -218,7 +218,7 @@ def test_log_shows_no_key(
     assert "secret" not in caplog.text
 
 
-def test_document_without_keys_lets_nobody_in_and_is_told(
+def test_document_without_keys_rejects_all_requests_and_is_logged(
     path: Path, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.write_text(document())
@@ -228,7 +228,7 @@ def test_document_without_keys_lets_nobody_in_and_is_told(
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
 
-def test_changed_file_without_keys_lets_nobody_in_and_is_told(
+def test_changed_file_without_keys_rejects_all_requests_and_is_logged(
     directory: TenantDirectory, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.write_text(document())
@@ -237,7 +237,7 @@ def test_changed_file_without_keys_lets_nobody_in_and_is_told(
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
 
-def test_what_is_no_file_is_not_told_as_missing(
+def test_an_irregular_file_is_not_reported_as_missing(
     directory: TenantDirectory, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.unlink()
@@ -245,7 +245,7 @@ def test_what_is_no_file_is_not_told_as_missing(
     clock.pass_interval()
     assert known(directory) == ["alpha"]
     (message,) = errors_of(caplog)
-    assert "is no regular file" in message
+    assert "is not a regular file" in message
 
 
 @pytest.mark.parametrize("name", ["absent.json", "folder.json", "large.json"])

@@ -1,4 +1,4 @@
-"""What a document of keys means, and that everything wrong with it is told without its keys."""
+"""The meaning of a key document, and that errors list all problems without keys."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_tenant_is_no_administrator_by_default() -> None:
     assert (tenant.is_admin, tenant.view) == (False, "alpha")
 
 
-def test_administrator_sees_everybody() -> None:
+def test_administrator_sees_all_tenants() -> None:
     tenant = parse({"alpha": {"keys": ["a1"], "is_admin": True}}).find("a1")
     assert tenant is not None
     assert tenant.view is None
@@ -133,7 +133,7 @@ def test_names_of_tenants(name: str) -> None:
     assert name_of(parse({name: {"keys": ["a1"]}}), "a1") == name
 
 
-def test_key_of_two_tenants_is_told_by_both_places() -> None:
+def test_key_of_two_tenants_is_reported_with_both_paths() -> None:
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     told = problems_of({"alpha": {"keys": ["a1", SECRET]}, "beta": {"key_sha256": [digest]}})
     assert told == [
@@ -141,7 +141,7 @@ def test_key_of_two_tenants_is_told_by_both_places() -> None:
     ]
 
 
-def test_all_problems_are_told_together() -> None:
+def test_all_problems_are_reported_together() -> None:
     told = problems_of({"alpha": {"keys": [""], "entries": -1, "pages": 1}, "beta": {"pages": 1}})
     assert len(told) == 3
 
@@ -171,7 +171,7 @@ def test_document_of_another_shape_is_refused(raw: bytes, form: Any, problem: st
 
 
 def test_no_problem_shows_a_key_anywhere() -> None:
-    # Neither the message nor what a traceback would print of its causes.
+    # Neither the message nor the causes that a traceback would print.
     with pytest.raises(ConfigurationError) as caught:
         parse({"alpha": {"keys": [SECRET, ""], "key_sha256": [SECRET], "entries": SECRET}})
     error: BaseException | None = caught.value
