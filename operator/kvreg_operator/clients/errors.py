@@ -35,8 +35,6 @@ ERROR_CLASSES: dict[str, Class] = {
     "not_found": "permanent",
     "session_not_found": "permanent",
     "model_not_found": "permanent",
-    "gone": "permanent",
-    "session_expired": "permanent",
     "pin_refused": "permanent",
     "invalid_configuration": "permanent",
     "does_not_fit": "permanent",

@@ -51,8 +51,6 @@ ERROR_TABLE: Mapping[type[errors.KvregError], ErrorShape] = {
     errors.NotFound: ErrorShape(404, _INVALID),
     errors.SessionNotFound: ErrorShape(404, _INVALID),
     errors.ModelNotFound: ErrorShape(404, _INVALID),
-    errors.Gone: ErrorShape(410, _INVALID),
-    errors.SessionExpired: ErrorShape(410, _INVALID),
     errors.Conflict: ErrorShape(409, _INVALID),
     errors.SessionBusy: ErrorShape(409, _INVALID),
     errors.PinRefused: ErrorShape(409, _INVALID),

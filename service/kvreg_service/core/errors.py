@@ -90,18 +90,6 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-class Gone(KvregError):
-    """The named thing existed and is no more."""
-
-    code = "gone"
-
-
-class SessionExpired(Gone):
-    """The kept sequence outlived its time to live."""
-
-    code = "session_expired"
-
-
 class Conflict(KvregError):
     """The request contradicts the present state."""
 
