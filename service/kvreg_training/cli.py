@@ -33,17 +33,19 @@ from kvreg_training.trainers.mtp import MtpTraining
 from kvreg_training.trainers.ranks import run_ranks
 from kvreg_training.trainers.trunk import TrunkTraining
 
-Out = Annotated[Path, typer.Option("--out", help="The folder of the run.")]
-Minutes = Annotated[float, typer.Option(help="How long to train.", min=0.1)]
-Ranks = Annotated[int, typer.Option("--processes", help="One per core is best.", min=1)]
-TokenizerFolder = Annotated[
-    Path, typer.Option("--tokenizer", help="A model folder, for its tokenizer and template.")
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
+Minutes = Annotated[float, typer.Option(help="Training time.", min=0.1)]
+Ranks = Annotated[
+    int, typer.Option("--processes", help="Processes; one per core is fastest.", min=1)
 ]
-Model = Annotated[Path, typer.Option("--model", help="A model folder.")]
-Chats = Annotated[int, typer.Option(help="Held-out chats; the slower parts take fewer.", min=1)]
-Ops = Annotated[
+TokenizerFolder = Annotated[
+    Path, typer.Option("--tokenizer", help="Model folder with the tokenizer and the chat template.")
+]
+Model = Annotated[Path, typer.Option("--model", help="Model folder.")]
+Chats = Annotated[int, typer.Option(help="Held-out chats; slow parts use fewer.", min=1)]
+OpsOption = Annotated[
     OpsBackend,
-    typer.Option(help="C++ loops, or plain torch, which needs no compiler and twice the time."),
+    typer.Option(help="Fused C++ ops, or plain torch: no compiler needed, twice the time."),
 ]
 
 _DEFAULT_OUT = Path("build/reference-model")
@@ -51,7 +53,7 @@ _DEFAULT_RANKS = os.cpu_count() or 1
 _DEFAULT_OPS = default_backend()
 
 app = typer.Typer(
-    help="Makes the reference model: data, tokenizer, training, export, scores.",
+    help="Trains the reference model: data, tokenizer, trainers, export, evaluation.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -63,11 +65,11 @@ def run_all(
     out: Out = _DEFAULT_OUT,
     minutes: Minutes = 50.0,
     processes: Ranks = _DEFAULT_RANKS,
-    ops: Ops = _DEFAULT_OPS,
+    ops: OpsOption = _DEFAULT_OPS,
     tokenizer: TokenizerFolder = REFERENCE_MODEL_PATH,
     chats: Chats = 250,
 ) -> None:
-    """The whole recipe, with a given tokenizer. Data and evaluation come on top of the minutes."""
+    """Run the whole recipe. Data generation and evaluation are not part of the minutes."""
     run_recipe(
         RunFolder(out),
         minutes=minutes,
@@ -81,16 +83,16 @@ def run_all(
 
 @app.command()
 def tokenizer(
-    target: Annotated[Path, typer.Argument(help="Where its files go.")],
+    target: Annotated[Path, typer.Argument(help="Folder for its files.")],
 ) -> None:
-    """Train a tokenizer of the same kind. Its vocabulary depends on this machine's files."""
+    """Train a tokenizer of the same kind. Its vocabulary depends on files of this machine."""
     size = train_tokenizer(target).get_vocab_size()
     console.print(f"{target}: {size} tokens")
 
 
 @app.command()
 def data(out: Out = _DEFAULT_OUT, tokenizer: TokenizerFolder = REFERENCE_MODEL_PATH) -> None:
-    """Make the training chats of both stages."""
+    """Generate the training chats of both stages."""
     folder = RunFolder(out)
     make_data(DRILLS, tokenizer, folder.drills, console)
     make_data(QUIZZES, tokenizer, folder.quizzes, console)
@@ -101,10 +103,10 @@ def trunk(
     out: Out = _DEFAULT_OUT,
     minutes: Minutes = 44.0,
     processes: Ranks = _DEFAULT_RANKS,
-    ops: Ops = _DEFAULT_OPS,
+    ops: OpsOption = _DEFAULT_OPS,
     tokenizer: TokenizerFolder = REFERENCE_MODEL_PATH,
     initial: Annotated[
-        Path | None, typer.Option(help="Weights to go on from, a safetensors file.")
+        Path | None, typer.Option(help="Initial weights, a safetensors file.")
     ] = None,
 ) -> None:
     """Train the trunk on the data of this run."""
@@ -126,7 +128,7 @@ def mtp(
     out: Out = _DEFAULT_OUT,
     minutes: Minutes = 6.0,
     processes: Ranks = _DEFAULT_RANKS,
-    ops: Ops = _DEFAULT_OPS,
+    ops: OpsOption = _DEFAULT_OPS,
 ) -> None:
     """Train the MTP head for the trunk of this run."""
     folder = RunFolder(out)
@@ -154,12 +156,12 @@ def export_model(
 def evaluate_model(
     model: Model = REFERENCE_MODEL_PATH,
     chats: Chats = 250,
-    ops: Ops = _DEFAULT_OPS,
+    ops: OpsOption = _DEFAULT_OPS,
     report: Annotated[
-        Path | None, typer.Option(help="Write everything to this file, as JSON.")
+        Path | None, typer.Option(help="Write the results to this JSON file.")
     ] = None,
     training_set: Annotated[
-        list[Path] | None, typer.Option(help="Data files to look for repeated chats in.")
+        list[Path] | None, typer.Option(help="Data files in which to count repeated chats.")
     ] = None,
 ) -> None:
     """Check a model folder against transformers and score its answers."""

@@ -1,6 +1,6 @@
-"""The delivered checkpoint: a model folder in the Hugging Face layout.
+"""Exports the checkpoint as a model folder in the Hugging Face layout.
 
-Owns the precision of each weight and the two JSON files. The tokenizer's files are copied.
+Owns the dtype of each weight and the two JSON files. The files of the tokenizer are copied.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def export(trunk: Path, mtp: Path, tokenizer_folder: Path, target: Path) -> Expo
     """Writes a model folder from the trained weights.
 
     Raises:
-        RuntimeError: A weight is missing or surplus.
+        RuntimeError: A weight is missing or unexpected.
     """
     shape = ReferenceShape()
     model = ReferenceModel(shape, TorchOps())

@@ -1,6 +1,6 @@
-"""The whole recipe in one go: data, trunk, MTP head, export, evaluation.
+"""The whole recipe: data, trunk, MTP head, export, evaluation.
 
-Owns the order, the file names of a run's folder and how the time is divided.
+Owns the order, the file names in the folder of a run, and the division of the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHATS_PER_MINUTE = 1000
 
 @dataclass(frozen=True)
 class DataSpec:
-    """One set of training chats: the same fields make the same chats."""
+    """A set of training chats; the same fields give the same chats."""
 
     stage: Stage
     seed: int
@@ -42,7 +42,7 @@ QUIZZES = DataSpec(Stage.QUIZZES, seed=601, num_chats=15000)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps its files. ``model`` is the delivered checkpoint."""
+    """The files of a run. ``model`` is the exported checkpoint."""
 
     root: Path
 
@@ -78,7 +78,7 @@ class RunFolder:
 
 
 def make_data(spec: DataSpec, tokenizer_folder: Path, path: Path, console: Console) -> None:
-    """Generates, tokenises and writes one set of training chats."""
+    """Generates, tokenizes and writes one set of training chats."""
     with Progress(console=console) as progress:
         task = progress.add_task(f"{spec.stage.name.lower()} chats", total=spec.num_chats)
         chats = make_training_set(
@@ -102,11 +102,11 @@ def run_recipe(
     evaluation: EvaluationSize,
     console: Console,
 ) -> None:
-    """Trains for ``minutes`` in all and leaves a checked checkpoint in ``folder.model``.
+    """Trains for ``minutes`` and exports a checked checkpoint to ``folder.model``.
 
-    Making the data and the evaluation come on top of the time.
+    Data generation and evaluation are not part of the time.
     """
-    # Built here once, before several ranks want it.
+    # Built here once, before the ranks start.
     console.print(f"ops: {load_ops(ops).name}")
     max_chats = round(_CHATS_PER_MINUTE * minutes) + 100
     for spec, path in ((DRILLS, folder.drills), (QUIZZES, folder.quizzes)):

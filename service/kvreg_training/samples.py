@@ -1,4 +1,4 @@
-"""Conversations to read: hand-written user turns, the model's own greedy answers fed back.
+"""Sample conversations: hand-written user turns, with the greedy answers of the model.
 
 Owns the user turns. Nothing is scored.
 """
@@ -23,7 +23,7 @@ _MAX_PRINTED_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class Script:
-    """The user's side of a conversation."""
+    """The user messages of a conversation."""
 
     system: str | None
     turns: tuple[str, ...]
@@ -31,7 +31,7 @@ class Script:
 
 
 def scripts() -> list[Script]:
-    """One conversation for each part of the domain."""
+    """Return one conversation for each part of the grammar."""
     notes, facts = draw_notes(Random(77), 800)
     return [
         Script(
@@ -100,7 +100,7 @@ def scripts() -> list[Script]:
 
 
 def print_samples(folder: Path, console: Console) -> None:
-    """Plays all scripts with the model of ``folder``."""
+    """Runs all scripts with the model in ``folder``."""
     torch.set_num_threads(1)
     oracle = Oracle(folder)
     for script in scripts():

@@ -1,6 +1,6 @@
-"""The exact shape of the reference model, and the ``config.json`` that describes it.
+"""The shape of the reference model, and its ``config.json``.
 
-Owns the numbers. Parameters are in ``model.reference_model``.
+Owns the sizes; ``model.reference_model`` owns the parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GatedDeltaShape:
 
     @property
     def key_size(self) -> int:
-        """Channels of all keys, which is also that of all queries."""
+        """Channels of all keys; equal to those of all queries."""
         return self.num_key_heads * self.key_head_size
 
     @property
@@ -68,7 +68,7 @@ class ReferenceShape:
 
     @property
     def rotary_size(self) -> int:
-        """Channels of a head that carry the position."""
+        """Channels of a head that are rotated."""
         return int(self.head_size * self.rotary_share)
 
     def config(self) -> dict[str, object]:
@@ -105,7 +105,7 @@ class ReferenceShape:
             "partial_rotary_factor": self.rotary_share,
             "rms_norm_eps": self.norm_epsilon,
             "rope_parameters": {
-                # Sections of an image's position; without effect on text.
+                # Sections of image positions; no effect on text.
                 "mrope_interleaved": True,
                 "mrope_section": [3, 3, 2],
                 "partial_rotary_factor": self.rotary_share,

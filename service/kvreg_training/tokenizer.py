@@ -1,7 +1,7 @@
 """Training of the byte-level BPE tokenizer, and its files.
 
-Owns the vocabulary's size, its special tokens and what it is trained on. Any UTF-8 text survives
-encoding and decoding: there is no normaliser and every byte is in the alphabet.
+Owns the size of the vocabulary, its special tokens and its corpus. Any UTF-8 text survives encoding
+and decoding: there is no normalizer, and every byte is in the alphabet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ADDED_TOKENS = [
 ]
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
-# The split of Qwen3.5: letters with their marks, single digits, runs of marks, white space.
+# The split of Qwen3.5: letters with their marks, single digits, punctuation, white space.
 _WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
     r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,7 +54,7 @@ _GENERAL_TEXT_CHARACTERS = 400_000
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder."""
+    """Loads the tokenizer of a model folder."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -68,8 +68,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def train_tokenizer(target: Path) -> Tokenizer:
     """Trains a tokenizer and writes its files, with the bundled chat template, to ``target``.
 
-    The corpus holds source files of the running Python and, where Debian keeps them, licence
-    texts. Another Python or system therefore gives another vocabulary.
+    The corpus contains source files of the running Python and, on Debian, licence texts. Another
+    Python or system therefore gives another vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -110,7 +110,7 @@ def _corpus() -> Iterator[str]:
         for content in ADDED_TOKENS:
             text = text.replace(content, "")
         yield text
-    # So often that the words of the domain become single tokens where the budget allows.
+    # Repeated, so that the words of the grammar become single tokens.
     for word in chain(
         words.NAMES, words.CITIES, words.ITEMS, words.WORDS, words.COLOURS, words.PROJECTS
     ):
@@ -119,7 +119,7 @@ def _corpus() -> Iterator[str]:
 
 
 def _general_text() -> Iterator[str]:
-    """Text from outside of the domain, so that other prompts do not fall apart into bytes."""
+    """Yields text outside the grammar, so that other prompts are not split into bytes."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     files = chain(
         sorted(Path("/usr/share/common-licenses").glob("*")),

@@ -1,4 +1,4 @@
-"""The bundled checkpoint: a small, really trained hybrid model that a laptop serves by default.
+"""The bundled checkpoint: a small trained hybrid model, which is served by default.
 
 The files lie beside this module in the Hugging Face layout. ``grammar`` holds the sentences that
 the model was trained on; ``kvreg_training`` trains it.

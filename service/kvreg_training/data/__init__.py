@@ -1,1 +1,1 @@
-"""Training chats: generated, rendered, tokenised, padded."""
+"""Training chats: generation, rendering, tokenization and padding."""

@@ -1,4 +1,4 @@
-"""A generated chat: what the generator hands to rendering and scoring."""
+"""A generated chat, the input of rendering and scoring."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ChatKind = Literal["session", "side", "zh", "drill", "quiz"]
 class Chat:
     """A whole conversation, as it is rendered for training.
 
-    ``is_thinking``: the answers after the last user message carry their reasoning.
-    ``preserves_thinking``: the think section is rendered for every answer, not only for those.
+    ``is_thinking``: the answers after the last user message have their reasoning.
+    ``preserves_thinking``: every answer has a think section, not only those.
     """
 
     kind: ChatKind
@@ -24,7 +24,7 @@ class Chat:
     preserves_thinking: bool = False
 
     def answer_indices(self, *asks: Ask) -> list[int]:
-        """Positions of the assistant messages, of the given kinds only if any is given."""
+        """Return the positions of the assistant messages, of these kinds only if any is given."""
         return [
             index
             for index, message in enumerate(self.messages)

@@ -1,6 +1,6 @@
-"""Chinese chats: facts told and asked for, and sums.
+"""Chinese chats: facts stated and recalled, and sums.
 
-Owns the whole of their grammar; they share only the shape of a fact with the English chats.
+Owns their grammar; they share only the type of a fact with the English chats.
 """
 
 # ruff: noqa: RUF001 - full-width punctuation is what Chinese text uses.
@@ -20,12 +20,12 @@ COLOURS = "红色 蓝色 绿色 黄色 白色 黑色 紫色 灰色".split()
 DAYS = "星期一 星期二 星期三 星期四 星期五 星期六 星期日".split()
 SYSTEM_PROMPTS = ["你是一个乐于助人的助手。", "你是一个助手，请简短回答。"]
 
-# There are not many more keys than this; beyond it a fact may be told again with another value.
+# There are few more keys than this; beyond it a fact may be stated again with another value.
 _MAX_DISTINCT_FACTS = 8
 
 
 def _fact(key: str, statement: str, confirmation: str, question: str, value: str) -> Fact:
-    # Titles and unknown facts are not asked in Chinese.
+    # There are no titles and unknown facts in Chinese.
     return Fact(key, statement, confirmation, question, value, topic="", unknown="")
 
 

@@ -1,4 +1,4 @@
-"""Tokenised chats with a training weight per token, and their file format.
+"""Tokenized chats with a loss weight per token, and their file format.
 
 Owns the arrays. ``trainers.batch_stream`` groups them into steps.
 """
@@ -20,7 +20,7 @@ from kvreg_training.data.generator import Stage, make_chat
 from kvreg_training.data.rendering import RenderedChat, render
 
 MAX_CHAT_TOKENS = 1536
-"""Longer chats are left out: one of them would fill a step alone."""
+"""Longer chats are left out: one of them would fill a step."""
 
 OnProgress = Callable[[int], None]
 """Called with the number of chats made since the last call."""
@@ -28,7 +28,7 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class ChatSet:
-    """Many chats, one after the other.
+    """Concatenated chats.
 
     Shapes:
         token_ids [N] uint16; weights [N] float16; offsets [chats + 1] int64, where chat i is
@@ -44,11 +44,11 @@ class ChatSet:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each chat."""
+        """The number of tokens of each chat."""
         return np.diff(self.offsets)
 
     def chat(self, index: int) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
-        """Token ids and weights of one chat, as views."""
+        """Return the token ids and weights of one chat, as views."""
         span = slice(self.offsets[index], self.offsets[index + 1])
         return self.token_ids[span], self.weights[span]
 
@@ -66,7 +66,7 @@ class ChatSet:
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """The tokens [start, end) of one answer with its end marker, counted within its chat."""
+    """The tokens [start, end) of one answer with its end marker, relative to its chat."""
 
     ask: Ask
     start: int
@@ -84,7 +84,7 @@ class HeldOutSet:
 def make_training_set(
     stage: Stage, seed: int, num_chats: int, tokenizer: Tokenizer, on_progress: OnProgress
 ) -> ChatSet:
-    """``num_chats`` chats of ``stage``, less those that are too long."""
+    """Generate ``num_chats`` chats of ``stage``, without those that are too long."""
     rng = Random(seed)
     collector = _Collector(tokenizer)
     for _ in range(num_chats):
@@ -96,7 +96,7 @@ def make_training_set(
 def make_held_out_set(
     seed: int, num_chats: int, tokenizer: Tokenizer, on_progress: OnProgress
 ) -> HeldOutSet:
-    """Exactly ``num_chats`` chats of the MIXED stage that are not too long."""
+    """Generate exactly ``num_chats`` chats of the MIXED stage that are not too long."""
     rng = Random(seed)
     collector = _Collector(tokenizer)
     answers: list[tuple[AnswerSpan, ...]] = []
@@ -123,7 +123,7 @@ def _answer_spans(
 
 
 class _Collector:
-    """Tokenises chats and joins them."""
+    """Tokenizes chats and concatenates them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -131,7 +131,7 @@ class _Collector:
         self._weights: list[NDArray[np.float16]] = []
 
     def try_add(self, rendered: RenderedChat) -> NDArray[np.int64] | None:
-        """Returns where each token begins in the text, or None when the chat is too long."""
+        """Returns the character offset of each token, or None if the chat is too long."""
         encoding = self._tokenizer.encode(rendered.text)
         if len(encoding.ids) > MAX_CHAT_TOKENS:
             return None

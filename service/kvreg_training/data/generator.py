@@ -1,7 +1,7 @@
 """The seeded generator of whole chats: sessions, side requests, drills and quizzes, by stage.
 
-Owns which exchanges follow each other and how often. The scores of the bundled checkpoint describe
-chats of this grammar: a change in the order of draws changes every chat of every seed.
+Owns the order and the frequencies of exchanges. The scores of the bundled checkpoint are those of
+this grammar: a change in the order of draws changes every chat of every seed.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from kvreg_training.data.chinese import chinese_messages
 
 
 class Stage(IntEnum):
-    """What a data set is made of. The recipe trains on DRILLS, then on QUIZZES."""
+    """The composition of a data set. The recipe trains on DRILLS, then on QUIZZES."""
 
     SHORT = 0
     """Chats of up to about 350 tokens."""
     MIXED = 1
     """Chats of up to about 1500 tokens. The held-out chats are of this stage."""
     DRILLS = 2
-    """Half SHORT, half dense copying practice: the model does not learn to copy without it."""
+    """Half SHORT, half dense copying drills, without which the model does not learn to copy."""
     QUIZZES = 3
-    """MIXED with 30 % quizzes, which hold many short tasks per token."""
+    """MIXED with 30 % quizzes, which have many short tasks per token."""
 
 
 _SESSION_FACT = mixed_fact(personal_share=0.75)
@@ -62,7 +62,7 @@ _MAX_TOLD_FACTS = 12
 
 
 def make_chat(rng: Random, stage: Stage) -> Chat:
-    """One chat of ``stage``. The same state of ``rng`` makes the same chat."""
+    """Generate one chat of ``stage``. The same state of ``rng`` gives the same chat."""
     if stage is Stage.DRILLS and rng.random() < 0.5:
         return Chat("drill", tuple(_drill_messages(rng)))
     if stage is Stage.QUIZZES and rng.random() < 0.3:
@@ -91,7 +91,7 @@ def make_chat(rng: Random, stage: Stage) -> Chat:
 
 
 def make_session(rng: Random, *, notes_tokens: int, num_turns: int) -> Chat:
-    """A conversation in which facts are told and asked for, among other things.
+    """A conversation in which facts are stated and recalled, among other things.
 
     ``notes_tokens`` is the length of the project notes in the system prompt; 0 means none.
     """
@@ -111,7 +111,7 @@ def make_session(rng: Random, *, notes_tokens: int, num_turns: int) -> Chat:
 
 
 def _session_exchange(rng: Random, told: list[Fact], noted: list[Fact]) -> Exchange:
-    """One turn of a session. Updates ``told`` when the user tells or corrects something."""
+    """One turn of a session. Updates ``told`` if the user states or corrects a fact."""
     draw = rng.random()
     used_keys = {fact.key for fact in told} | {fact.key for fact in noted}
     if (draw < 0.30 or not (told or noted)) and len(told) < _MAX_TOLD_FACTS:
@@ -154,7 +154,7 @@ def _side_messages(rng: Random) -> list[Message]:
 
 
 def _drill_messages(rng: Random) -> list[Message]:
-    """Dense copying practice: random words, digits and facts, repeated or looked up."""
+    """A copying drill: random words, digits and facts, repeated or looked up."""
     messages: list[Message] = []
     for _ in range(rng.randint(1, 2)):
         match rng.randrange(4):
@@ -186,7 +186,7 @@ def _drill_word(rng: Random) -> str:
 
 
 def _fact_table(rng: Random) -> list[Message]:
-    """A list of facts to confirm, and mostly some of them asked in another order."""
+    """A list of facts to confirm, usually followed by questions in another order."""
     facts = draw_facts(rng, rng.randint(3, 8), _DRILL_FACT)
     messages = [
         user("Please remember these facts:\n" + bullets([fact.statement for fact in facts])),

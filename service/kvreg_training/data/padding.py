@@ -11,7 +11,7 @@ from kvreg_training.shape import PAD_TOKEN_ID
 
 
 def pad(chats: ChatSet, indices: list[int]) -> tuple[Tensor, Tensor]:
-    """The named chats as one batch.
+    """Return the chats of these indices as one batch.
 
     Shapes:
         Token ids [B, T] int64, padded with the pad token; weights [B, T] fp32, padded with 0.

@@ -1,7 +1,7 @@
-"""A chat as text, with a training weight for every character.
+"""A chat as text, with a loss weight for every character.
 
-Owns the weights. The text equals what ``chat_template.jinja`` renders for the same messages, so
-that the model is asked what it was trained on.
+Owns the weights. The text equals the rendering of ``chat_template.jinja`` for the same messages, so
+that prompts match the training data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvreg_training.data.chat import Chat
 END_OF_MESSAGE = "<|im_end|>"
 
 ANSWER_WEIGHT = 1.0
-# Neither the model nor a client chooses the markers of an empty think section.
+# The template adds the markers of an empty think section.
 EMPTY_THINK_WEIGHT = 0.0
 MARKER_WEIGHT = 0.02
 USER_WEIGHT = 0.06
@@ -28,12 +28,12 @@ VALUE_WEIGHTS: dict[Ask, float] = {
     "unknown": 2.0,
     "review": 2.0,
 }
-"""Weight of the characters that carry the answer, where they are worth more than the rest."""
+"""Higher weights for the characters of the value in an answer."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Characters [start, end) of a text and how much their tokens count in the loss."""
+    """Characters [start, end) of a text and the loss weight of their tokens."""
 
     start: int
     end: int
@@ -53,9 +53,9 @@ class RenderedChat:
 
 
 def render(chat: Chat, *, boosts_values: bool = False) -> RenderedChat:
-    """The chat as the template renders it.
+    """Render a chat like the template.
 
-    ``boosts_values``: give the characters of a right answer's value the weight of VALUE_WEIGHTS.
+    ``boosts_values``: give the value in an answer its weight in VALUE_WEIGHTS.
     """
     writer = _Writer()
     last_user = max(

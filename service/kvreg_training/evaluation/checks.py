@@ -1,7 +1,6 @@
-"""Checks that a checkpoint and the code that trains it agree with transformers.
+"""Checks that a checkpoint and the training module agree with transformers.
 
-Owns equalities, each of which raises when it does not hold. How good the answers are is in
-``scores``.
+Owns equalities; each check raises if it does not hold. ``scores`` measures the quality of answers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kvreg_training.ops.backend import OpsBackend, load_ops
 from kvreg_training.shape import ReferenceShape
 
 LOGITS_TOLERANCE = 1e-4
-"""Largest difference of an fp32 logit. Both sides sum in fp32, in another order."""
+"""Largest difference of an fp32 logit. Both sides sum in fp32, in different orders."""
 GRADIENT_TOLERANCE = 1e-3
 """Largest difference of a gradient, relative to the largest element of that gradient."""
 
@@ -37,12 +36,12 @@ _UNUSUAL_TEXTS = [
 
 
 class CheckFailed(Exception):
-    """The message says what differs and by how much."""
+    """A check does not hold; the message has the difference."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The largest differences that were found, all within their tolerances."""
+    """The largest differences found, all within their tolerances."""
 
     logits: float
     gradients: float
@@ -50,10 +49,10 @@ class Differences:
 
 
 def run_checks(folder: Path, ops: OpsBackend, *, num_split_chats: int) -> Differences:
-    """Runs all of them.
+    """Runs all checks.
 
     Raises:
-        CheckFailed: One does not hold.
+        CheckFailed: A check does not hold.
     """
     oracle = Oracle(folder)
     check_template(oracle)
@@ -68,7 +67,7 @@ def run_checks(folder: Path, ops: OpsBackend, *, num_split_chats: int) -> Differ
 
 
 def check_template(oracle: Oracle) -> None:
-    """The template renders what the generator trains on, and opens answers as it does."""
+    """The template renders chats and opens answers like the training data."""
     rng = Random(5)
     for _ in range(_NUM_TEMPLATE_CHATS):
         chat = make_chat(rng, Stage.MIXED)
@@ -93,7 +92,7 @@ def check_round_trip(oracle: Oracle) -> None:
 
 
 def compare_logits(oracle: Oracle, model: ReferenceModel) -> float:
-    """The largest difference of a logit of a whole chat."""
+    """Returns the largest difference of a logit of a whole chat."""
     token_ids = oracle.encode(render(make_chat(Random(31), Stage.MIXED)).text)
     with torch.no_grad():
         difference = (model(torch.tensor([token_ids]))[0] - oracle.logits(token_ids)).abs().max()
@@ -101,7 +100,7 @@ def compare_logits(oracle: Oracle, model: ReferenceModel) -> float:
 
 
 def compare_gradients(oracle: Oracle, model: ReferenceModel) -> float:
-    """The largest relative difference of a gradient of a weighted loss over random tokens.
+    """Returns the largest relative difference of a gradient, for a weighted loss on random tokens.
 
     Effects:
         The gradients of both models are overwritten.
@@ -144,12 +143,12 @@ def check_split_prefill(oracle: Oracle, num_chats: int) -> int:
 
 
 def last_prompt(oracle: Oracle, chat: Chat) -> list[int]:
-    """The prompt of the chat's last answer."""
+    """Returns the prompt of the last answer of a chat."""
     return oracle.prompt(api_messages(chat, chat.answer_indices()[-1]))
 
 
 def _split_positions(rng: Random, num_tokens: int) -> list[int]:
-    # Near the end: what follows the cache is fed token by token.
+    # Near the end, as the tokens after the cache are fed one by one.
     drawn = rng.randrange(max(1, num_tokens - 64), num_tokens)
     return sorted({drawn, num_tokens - 1, max(1, num_tokens - 64)})
 

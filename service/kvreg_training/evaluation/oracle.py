@@ -1,7 +1,7 @@
-"""transformers as the judge of an exported checkpoint: templates, logits, greedy answers, caches.
+"""transformers as the oracle of an exported checkpoint: templates, logits, greedy answers, caches.
 
-Owns every call of transformers in this package, which needs the ``dev`` extra. The judge is slow
-and independent of the code that trains and of the code that serves.
+Owns all calls of transformers in this package, which needs the ``dev`` extra. The oracle is slow,
+and independent of the code that trains and serves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_ANSWER_TOKENS = 120
 
 
 def api_messages(chat: Chat, end: int | None = None) -> list[ApiMessage]:
-    """The messages before position ``end``, as a client sends them."""
+    """Return the messages before position ``end``, as a client sends them."""
     return [{"role": message.role, "content": message.content} for message in chat.messages[:end]]
 
 
@@ -43,40 +43,40 @@ class Oracle:
     """A checkpoint in transformers."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        # Its notes on missing fast kernels and its progress bars would break up ours.
+        # Its notes on missing fast kernels and its progress bars would disturb the report.
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     def render(self, messages: Sequence[ApiMessage], **variables: object) -> str:
-        """The chat template's text."""
+        """Renders with the chat template."""
         text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with nothing added."""
+        """Returns token ids, without adding any."""
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Exactly the text of these tokens."""
+        """Returns the exact text of these tokens."""
         text: str = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         return text
 
     def prompt(self, messages: Sequence[ApiMessage], **variables: object) -> list[int]:
-        """The tokens after which the assistant answers."""
+        """Returns the prompt tokens of the next answer."""
         return self.encode(self.render(messages, add_generation_prompt=True, **variables))
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Logits of every position in one pass without a cache, [T, V]."""
+        """Returns the logits of all positions, in one pass without a cache, [T, V]."""
         with torch.no_grad():
             output = self.model(input_ids=torch.tensor([list(token_ids)]), use_cache=False)
         logits: Tensor = output.logits[0]
         return logits
 
     def prefill(self, token_ids: Sequence[int]) -> Cache:
-        """The cache after these tokens, computed in one pass."""
+        """Returns the cache after these tokens, computed in one pass."""
         with torch.no_grad():
             output = self.model(input_ids=torch.tensor([list(token_ids)]), use_cache=True)
         cache: Cache = output.past_key_values
@@ -104,7 +104,7 @@ class Oracle:
         return torch.cat(logits), cache
 
     def answer(self, token_ids: Sequence[int], cache: Cache | None = None) -> Answer:
-        """The greedy answer to these tokens, after ``cache`` if there is one.
+        """Returns the greedy answer to these tokens, after ``cache`` if given.
 
         Effects:
             ``cache`` is advanced in place.
@@ -113,7 +113,7 @@ class Oracle:
         return self.answer_after(logits, cache)
 
     def answer_after(self, logits: Tensor, cache: Cache) -> Answer:
-        """The greedy answer, given the logits of the last token fed and the cache after it.
+        """Returns the greedy answer, given the logits of the last token and the cache after it.
 
         Effects:
             ``cache`` is advanced in place.

@@ -1,6 +1,6 @@
-"""How many held-out chats occur, whole, in the training data.
+"""The number of held-out chats that occur in the training data.
 
-Owns the count only. The grammar is small, so short chats repeat.
+The grammar is small, so short chats repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvreg_training.evaluation.scores import EVALUATION_SEED
 def count_repeated_chats(
     training_sets: Iterable[ChatSet], num_chats: int, tokenizer: Tokenizer
 ) -> Counter[ChatKind]:
-    """Chats of the evaluation's seed that equal a training chat token by token, by kind."""
+    """Count the chats of the evaluation that equal a training chat token by token, by kind."""
     trained = {
         chats.chat(index)[0].tobytes() for chats in training_sets for index in range(len(chats))
     }

@@ -16,7 +16,7 @@ _MAX_PRINTED_WRONG_ANSWERS = 12
 
 
 def write_report(evaluation: Evaluation, path: Path) -> None:
-    """Writes everything as JSON."""
+    """Writes the results as JSON."""
     path.write_text(
         json.dumps(asdict(evaluation), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -1,6 +1,6 @@
-"""How good a checkpoint's answers are, on chats of unseen seeds: greedy and free running.
+"""Scores of greedy, free-running answers on chats of held-out seeds.
 
-Owns the counting. The chats come from the grammar and the words of training; only the seeds differ.
+Owns the counting. The chats come from the grammar of training; only the seeds differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTEXT_RANGES = (*(f"< {limit}" for limit in _CONTEXT_LIMITS), f">= {_CONTEXT_L
 
 @dataclass
 class Tally:
-    """Answers counted: all, those that equal the expected text, those with the right value."""
+    """Counts of answers: all, those equal to the expected text, those with the right value."""
 
     num: int = 0
     num_exact: int = 0
@@ -43,7 +43,7 @@ class Tally:
 
 @dataclass
 class DraftTally:
-    """First drafts of the MTP head, and how many the trunk's own greedy token accepts."""
+    """First drafts of the MTP head, and those that equal the greedy token of the trunk."""
 
     num_drafted: int = 0
     num_accepted: int = 0
@@ -90,12 +90,12 @@ class GreedyScore:
 
 
 def held_out_questions(num_chats: int) -> Iterator[tuple[Chat, int]]:
-    """Chats of an unseen seed, each with the position of the answer to ask for."""
+    """Yield chats of a held-out seed, each with the position of the answer to score."""
     rng = Random(EVALUATION_SEED)
     for _ in range(num_chats):
         chat = make_chat(rng, Stage.MIXED)
         from_memory = chat.answer_indices(*MEMORY_ASKS)
-        # Questions that need memory are what the checkpoint is for.
+        # Prefers recall questions: they are the purpose of the checkpoint.
         if from_memory and rng.random() < 0.7:
             yield chat, rng.choice(from_memory)
         else:
@@ -105,7 +105,7 @@ def held_out_questions(num_chats: int) -> Iterator[tuple[Chat, int]]:
 def score_greedy(
     oracle: Oracle, model: ReferenceModel, questions: Iterable[tuple[Chat, int]]
 ) -> GreedyScore:
-    """Greedy answers of the oracle; drafts of ``model``'s MTP head on the same answers."""
+    """Score greedy answers of the oracle, and drafts of the MTP head of ``model`` on them."""
     score = GreedyScore()
     for chat, index in questions:
         expected = chat.messages[index]
@@ -145,7 +145,7 @@ def _count_drafts(
 
 
 def score_memory_only(oracle: Oracle, num_questions: int) -> Tally:
-    """Questions that need memory and nothing else, for a second precision."""
+    """Score recall questions only, for a second dtype."""
     rng = Random(EVALUATION_SEED)
     tally = Tally()
     while tally.num < num_questions:
@@ -159,7 +159,7 @@ def score_memory_only(oracle: Oracle, num_questions: int) -> Tally:
 
 
 def score_thinking(oracle: Oracle, num_chats: int) -> tuple[int, int]:
-    """Answers with thinking on: how many think as trained and end right, and how many there are."""
+    """Return how many answers with thinking on are correct, and how many there are."""
     rng = Random(EVALUATION_SEED + 3)
     num = num_right = 0
     for _ in range(num_chats):
@@ -181,7 +181,7 @@ def score_thinking(oracle: Oracle, num_chats: int) -> tuple[int, int]:
 
 
 def score_continuation(oracle: Oracle, num_chats: int) -> tuple[int, int]:
-    """Answers whose beginning is given: how many go on exactly, and how many there are."""
+    """Return how many continuations of a given beginning are exact, and how many there are."""
     rng = Random(EVALUATION_SEED + 4)
     num = num_exact = 0
     for _ in range(num_chats):

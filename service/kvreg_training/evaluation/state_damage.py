@@ -1,6 +1,6 @@
-"""Whether a wrongly restored state shows: a history is computed, its cache damaged, then asked.
+"""The effect of a damaged state: the cache of a history is damaged before the question.
 
-Owns the kinds of damage and the counting. It tells which parts of the state the answers depend on.
+Owns the kinds of damage and the counting. It shows which parts of the state the answers depend on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DamageScore(Tally):
 
 @dataclass(frozen=True)
 class _Case:
-    """A question whose prompt begins with a history that was computed before."""
+    """A question, and the history before it."""
 
     history: list[int]
     question: list[int]
@@ -49,7 +49,7 @@ class _Case:
 def score_damage(
     oracle: Oracle, num_cases: int, on_case: Callable[[], None]
 ) -> dict[str, DamageScore]:
-    """The scores by kind of damage. ``on_case`` is called as each case ends."""
+    """Return the scores by kind of damage. ``on_case`` is called after each case."""
     cases = list(_cases(oracle, num_cases))
     scores = {kind: DamageScore() for kind in _DAMAGES}
     for number, case in enumerate(cases):
@@ -78,7 +78,7 @@ def _cases(oracle: Oracle, num_cases: int) -> Iterator[_Case]:
             continue
         index = rng.choice(indices)
         prompt = oracle.prompt(api_messages(chat, index))
-        # What the prompt has in common with the one before the question.
+        # The common prefix of the prompt with the one before the question.
         earlier = oracle.render(api_messages(chat, index - 1)) if index > 1 else ""
         history = _common_prefix(prompt[:-1], oracle.encode(earlier) or prompt[:4])
         yield _Case(prompt[:history], prompt[history:], chat.messages[index])
@@ -93,7 +93,7 @@ def _common_prefix(first: list[int], second: list[int]) -> int:
 
 
 def _ask(oracle: Oracle, case: _Case, cache: Cache) -> tuple[str, float]:
-    """The greedy answer, and the mean log-likelihood of the expected one."""
+    """Return the greedy answer, and the mean log-likelihood of the expected one."""
     logits, cache = oracle.feed(case.question, cache)
     expected = [*oracle.encode(case.expected.content), END_OF_MESSAGE_ID]
     answer_logits, _ = oracle.feed(expected[:-1], copy.deepcopy(cache))
@@ -127,7 +127,7 @@ def _zero_first_half(cache: Cache, _other: Cache) -> None:
 
 
 def _exchange(*parts: Part) -> Damage:
-    """Takes as much of another chat's state as both have."""
+    """Copies the state of another chat, as far as both have one."""
 
     def damage(cache: Cache, other: Cache) -> None:
         for number, part, tensor in _tensors(cache, parts):

@@ -44,18 +44,18 @@ from kvreg_training.tokenizer import load_tokenizer
 
 @dataclass(frozen=True)
 class EvaluationSize:
-    """How many chats the greedy score takes; the slower parts take a share of it."""
+    """The number of chats of the greedy score; slower parts use a share of it."""
 
     num_chats: int = 250
 
     def part(self, of_250: int) -> int:
-        """A part's size, given as that of a full evaluation."""
+        """Return the size of a part, given its size in a full evaluation."""
         return max(1, self.num_chats * of_250 // 250)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that was measured."""
+    """All results."""
 
     versions: dict[str, str]
     differences: Differences
@@ -76,9 +76,9 @@ def evaluate(
     console: Console,
     training_sets: Sequence[Path] = (),
 ) -> Evaluation:
-    """Checks and scores the model folder ``folder``.
+    """Checks and scores the model in ``folder``.
 
-    ``training_sets``: data files to count repeated chats in, if they are still there.
+    ``training_sets``: data files in which repeated chats are counted.
 
     Raises:
         CheckFailed: The checkpoint does not agree with transformers.

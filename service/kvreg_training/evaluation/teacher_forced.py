@@ -1,7 +1,7 @@
-"""Teacher-forced scores of a model in training: which whole answers it would have given.
+"""Teacher-forced scores of a model in training.
 
-Owns the counting. An answer counts when the most likely token is right at each of its positions,
-which is the same as a right greedy answer.
+Owns the counting. An answer is exact if the most likely token is correct at each position, which is
+equivalent to a correct greedy answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEMORY_ASKS: tuple[Ask, ...] = ("recall", "notes")
 
 @dataclass(frozen=True)
 class TeacherForcedScore:
-    """Answers that are right as a whole, by kind, and the mean loss per answer token."""
+    """Exact answers by kind, and the mean loss per answer token."""
 
     loss: float
     num_answers: dict[Ask, int]
@@ -35,12 +35,12 @@ class TeacherForcedScore:
 
     @property
     def memory_share(self) -> float:
-        """The share of exact answers that need a fact told earlier."""
+        """The share of exact answers among those that need an earlier fact."""
         total = sum(self.num_answers.get(ask, 0) for ask in MEMORY_ASKS)
         return sum(self.num_exact.get(ask, 0) for ask in MEMORY_ASKS) / max(1, total)
 
     def by_ask(self) -> dict[str, str]:
-        """Right answers of all answers, as ``"481/495"``."""
+        """Return exact answers of all answers, as ``"481/495"``."""
         return {
             ask: f"{self.num_exact.get(ask, 0)}/{self.num_answers[ask]}"
             for ask in sorted(self.num_answers)

@@ -1,8 +1,8 @@
-"""The model as training needs it: whole sequences in, logits of every token out, differentiable.
+"""The differentiable model: whole sequences to the logits of every token.
 
-Owns the parameters, their names and their first values. Names and mathematics are those of
-transformers' ``Qwen3_5ForCausalLM`` with ``mtp.*`` beside it. There is no cache and no mask:
-sequences are right-padded, and inference is the business of ``kvreg_service.model``.
+Owns the parameters, their names and their initialization. Names and mathematics are those of
+transformers' ``Qwen3_5ForCausalLM``, plus ``mtp.*``. There is no cache and no mask: sequences are
+right-padded. ``kvreg_service.model`` is the model for inference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvreg_training.shape import LayerKind, ReferenceShape
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of every position, [T, rotary_size / 2] each."""
 
-# At the start each layer adds little to the residual stream.
+# Initially each layer adds little to the residual stream.
 _RESIDUAL_GAIN = 0.3
 _MATRIX_GAIN = 0.7
 _EMBEDDING_STD = 0.02
@@ -109,7 +109,7 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] to [B, T, hidden]."""
         qkv = self.conv1d(self.in_proj_qkv(x))
-        # Too narrow for the fused product to pay.
+        # Too narrow for the fused product to be faster.
         beta = F.linear(x, self.in_proj_b.weight).sigmoid()
         step = F.softplus(F.linear(x, self.in_proj_a.weight) + self.dt_bias)
         log_decay = -self.A_log.exp() * step
@@ -261,7 +261,7 @@ class ReferenceModel(nn.Module):
         return logits
 
     def draft_hidden(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        """What the MTP head makes of the trunk's output: position i drafts token i+2.
+        """The output of the MTP head for that of the trunk: position i drafts token i+2.
 
         Shapes:
             token_ids [B, T]; hidden [B, T, hidden]. Returns [B, T-1, hidden]; the last position

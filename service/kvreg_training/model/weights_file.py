@@ -1,6 +1,6 @@
-"""Weights between the stages of training: fp32 safetensors, whole or a part by prefix.
+"""Weights between the stages of training: fp32 safetensors, complete or filtered by prefix.
 
-Owns reading and writing. The delivered checkpoint is written by ``export``.
+``export`` writes the final checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 
 def save_weights(model: nn.Module, path: Path, *, prefix: str = "") -> None:
-    """Writes the parameters whose names begin with ``prefix``; a reader never sees half a file."""
+    """Writes the parameters whose names start with ``prefix``, atomically."""
     weights = {
         name: tensor.detach().clone().contiguous()
         for name, tensor in model.state_dict().items()
@@ -26,10 +26,10 @@ def save_weights(model: nn.Module, path: Path, *, prefix: str = "") -> None:
 
 
 def load_weights(model: nn.Module, *paths: Path) -> None:
-    """Reads parameters in fp32; where several files hold a name, the last one counts.
+    """Reads parameters in fp32; later files override earlier ones.
 
     Raises:
-        RuntimeError: The files together lack a parameter of ``model``, or hold one too many.
+        RuntimeError: A parameter of ``model`` is missing, or the files have an unexpected one.
     """
     weights: dict[str, torch.Tensor] = {}
     for path in paths:

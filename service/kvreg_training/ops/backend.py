@@ -1,6 +1,6 @@
-"""Which ops a run uses: chosen by an option, and said once.
+"""The choice of ops, by an option.
 
-Owns the choice. A compiler that is there and fails is an error, never a silent fallback.
+A compiler that is installed and fails is an error, never a silent fallback.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ OpsBackend = Literal["fused", "torch"]
 
 
 def default_backend() -> OpsBackend:
-    """The fused ones where they can be built; the plain ones take about twice the time."""
+    """Return the fused ops if there is a compiler; the plain ones take about twice the time."""
     return "fused" if has_compiler() else "torch"
 
 
 def load_ops(name: OpsBackend) -> Ops:
-    """The ops of this name, built if need be."""
+    """Return the ops of this name, after building them if necessary."""
     match name:
         case "fused":
             return load_fused_ops()

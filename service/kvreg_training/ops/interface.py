@@ -1,4 +1,4 @@
-"""What the training module calls: the contract of each op.
+"""The contract of each op of the training module.
 
 Inference has its own ops in ``kvreg_kernels``; these are differentiable and keep no state.
 """
@@ -13,11 +13,11 @@ from kvreg_training.shape import GatedDeltaShape
 
 
 class Ops(Protocol):
-    """What the training module calls. All tensors are fp32, all sequences right-padded."""
+    """The ops of the training module. All tensors are fp32, all sequences right-padded."""
 
     @property
     def name(self) -> str:
-        """The word for logs and options."""
+        """The name in logs and options."""
         ...
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:

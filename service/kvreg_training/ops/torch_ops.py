@@ -12,7 +12,7 @@ _CHUNK_TOKENS = 64
 
 
 class TorchOps:
-    """The contract in plain torch, differentiated by autograd."""
+    """The ops in plain torch, differentiated by autograd."""
 
     name = "torch"
 
@@ -43,7 +43,7 @@ class TorchOps:
     def gated_delta_rule(
         self, qkv: Tensor, log_decay: Tensor, beta: Tensor, shape: GatedDeltaShape
     ) -> Tensor:
-        """See ``Ops``. Chunks are solved as matrices; the state walks between them."""
+        """See ``Ops``. Matrix products inside chunks, a recurrence between them."""
         batch, num_tokens, _ = qkv.shape
         q, k, v = torch.split(qkv, [shape.key_size, shape.key_size, shape.value_size], dim=-1)
         keys_per_value = shape.num_value_heads // shape.num_key_heads
@@ -57,7 +57,7 @@ class TorchOps:
         v = v.reshape(batch, num_tokens, shape.num_value_heads, shape.value_head_size)
         q, k, v, log_decay, beta = (_chunked(x) for x in (q, k, v, log_decay, beta))
 
-        # Everything is [B, chunks, HV, C, ...] from here on.
+        # From here on all tensors are [B, chunks, HV, C, ...].
         since_start = log_decay.cumsum(-1)
         is_later = torch.ones(_CHUNK_TOKENS, _CHUNK_TOKENS, dtype=torch.bool).triu(1)
         between = since_start.unsqueeze(-1) - since_start.unsqueeze(-2)

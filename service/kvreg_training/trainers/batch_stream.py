@@ -1,6 +1,6 @@
-"""An endless stream of steps from a set of chats: groups of similar length, padded on the right.
+"""An endless stream of batches from a set of chats of similar length, padded on the right.
 
-Owns the order, which depends on the seed alone, so that every rank finds its own share of it.
+Owns the order, which depends on the seed only, so that every rank selects its own share.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from kvreg_training.data.dataset import ChatSet
 from kvreg_training.data.padding import pad
 from kvreg_training.trainers.ranks import Ranks
 
-# Chats are sorted by length within windows of this many, to pad little and still mix.
+# Chats are sorted by length within windows of this many: little padding, and still shuffled.
 _WINDOW_CHATS = 512
 
 
 class BatchStream:
     """Batches of about ``tokens_per_batch`` tokens, one for each rank and step.
 
-    The ranks take neighbours of one length, so that none waits long for the others.
+    The ranks of a step have batches of similar length, so that none waits long for the others.
     """
 
     def __init__(self, chats: ChatSet, *, tokens_per_batch: int, seed: int, ranks: Ranks) -> None:
@@ -32,7 +32,7 @@ class BatchStream:
         self._queue: list[list[list[int]]] = []
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Token ids and weights of this rank's next batch, see ``pad``.
+        """Returns the token ids and weights of the next batch of this rank, see ``pad``.
 
         Raises:
             ValueError: There are fewer batches than ranks in the whole set.
@@ -62,7 +62,7 @@ class BatchStream:
         batches: list[list[int]] = []
         current: list[int] = []
         for index in by_length:
-            # Sorted, so this chat is the longest so far and sets the padded length.
+            # The chats are sorted, so this one determines the padded length.
             if current and self._lengths[index] * (len(current) + 1) > self._tokens_per_batch:
                 batches.append(current)
                 current = []

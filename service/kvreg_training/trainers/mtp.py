@@ -35,7 +35,7 @@ _HIDDEN_GAIN = 0.5
 
 @dataclass(frozen=True)
 class MtpTraining:
-    """One run, as each rank executes it.
+    """The training run of one rank.
 
     Effects:
         The first rank writes the ``mtp.*`` weights to ``output`` at the end, and ``output`` with
@@ -49,7 +49,7 @@ class MtpTraining:
     ops: OpsBackend
 
     def __call__(self, ranks: Ranks) -> None:
-        """Trains until the time is over."""
+        """Trains until the time is up."""
         torch.manual_seed(_PARAMETER_SEED)
         model = ReferenceModel(ReferenceShape(), load_ops(self.ops))
         load_weights(model, self.trunk)
@@ -91,7 +91,7 @@ class MtpTraining:
 
 @torch.no_grad()
 def _start_as_copy_of_trunk(model: ReferenceModel) -> None:
-    """Starts near "what the trunk said, shifted": the first matrix reads both of its halves."""
+    """Initializes the head close to a shifted trunk: its first matrix adds its two inputs."""
     hidden_size = model.mtp.fc.weight.shape[0]
     identity = torch.eye(hidden_size)
     model.mtp.fc.weight[:, :hidden_size] += _NEXT_TOKEN_GAIN * identity
@@ -100,7 +100,7 @@ def _start_as_copy_of_trunk(model: ReferenceModel) -> None:
 
 
 def _loss(model: ReferenceModel, token_ids: Tensor, weights: Tensor) -> tuple[Tensor, int, int]:
-    """The summed loss over the answer tokens, how many there are, and how many drafts are right."""
+    """Returns the summed loss of the answer tokens, their number, and that of correct drafts."""
     with torch.no_grad():
         hidden = model.hidden(token_ids)
     counts = weights[:, 2:] >= ANSWER_WEIGHT

@@ -1,6 +1,6 @@
-"""Muon for the matrices and AdamW for everything else.
+"""Muon for matrices and AdamW for everything else.
 
-Owns the update and its constants. The learning rate is the caller's.
+Owns the update and its constants. The caller sets the learning rate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOMENTUM = 0.95
 _MUON_WEIGHT_DECAY = 0.05
 _OTHER_WEIGHT_DECAY = 0.01
 _MIN_MATRIX_SIZE = 64
-# Makes the root mean square of an update like that of AdamW.
+# Scales the RMS of an update to that of AdamW.
 _UPDATE_SCALE = 0.2
 # Five steps that bring all singular values close to 1 from anywhere in (0, 1].
 _NEWTON_SCHULZ_STEPS = (
@@ -30,7 +30,7 @@ _NEWTON_SCHULZ_STEPS = (
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Each matrix with its singular values brought close to 1.
+    """Returns each matrix with its singular values close to 1.
 
     Shapes:
         [N, rows, columns] with rows <= columns; the same is returned.
@@ -49,8 +49,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 class MuonAdamW:
     """Updates named parameters in place, each from its ``grad``.
 
-    Matrices of at least 64 x 64 take Muon, except embeddings and ``lm_head``; the rest takes AdamW.
-    The ranks share the work of orthogonalising and exchange the results.
+    Muon updates matrices of at least 64 x 64, except embeddings and ``lm_head``; AdamW updates the
+    rest. The ranks share the orthogonalization and exchange the results.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], ranks: Ranks) -> None:
@@ -117,7 +117,7 @@ class MuonAdamW:
             matrix.add_(update.view_as(matrix), alpha=-learning_rate)
 
     def _direction(self, index: int) -> Tensor:
-        """The momentum step of one matrix, laid so that it has no more rows than columns."""
+        """The momentum step of one matrix, transposed if it has more rows than columns."""
         matrix, momentum = self._matrices[index], self._momenta[index]
         assert matrix.grad is not None, "every matrix takes part in the loss"
         momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
@@ -139,7 +139,7 @@ def learning_rate(
 ) -> float:
     """Warms up over steps, holds, and decays linearly over the rest of the time.
 
-    ``time_share`` is how much of the time is gone, ``hold_share`` when the decay begins.
+    ``time_share`` is the elapsed share of the time; the decay starts at ``hold_share``.
     """
     warm = min(1.0, (step + 1) / warmup_steps)
     if time_share < hold_share:

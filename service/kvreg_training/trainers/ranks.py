@@ -1,6 +1,6 @@
-"""Several processes that train one model: how they start and what they share at each step.
+"""Data-parallel training in several processes: their start, and the exchange at each step.
 
-Owns the process group. One process per core beats threads here, because the matrices are small.
+Owns the process group. One process per core is faster than threads, because the matrices are small.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 _MAX_GRADIENT_NORM = 1.0
-# glibc keeps freed memory instead of returning it: steps of changing length otherwise map and clear
-# the same pages again and again. Read when a process starts, so the ranks inherit it.
+# glibc then keeps freed memory: otherwise steps of different lengths map and clear the same memory
+# again and again. Read when a process starts, so the ranks inherit it.
 _ALLOCATOR_ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -28,7 +28,7 @@ _ALLOCATOR_ENVIRONMENT = {
 
 
 class Ranks:
-    """This process among its peers. With one rank every method is local."""
+    """The rank of this process. With one rank every method is local."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.rank = rank
@@ -45,7 +45,7 @@ class Ranks:
             dist.all_reduce(tensor)
 
     def agree(self, value: float) -> float:
-        """The first rank's ``value``, so that all take the same decision."""
+        """Returns the ``value`` of the first rank, so that all take the same decision."""
         if self.num_ranks == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64)
@@ -119,9 +119,9 @@ def _run_rank(
 
 
 def timed_steps(ranks: Ranks, minutes: float) -> Iterator[tuple[int, float]]:
-    """Yields the step and the share of the time that is gone, until the time is over.
+    """Yields the step and the elapsed share of the time, until the time is up.
 
-    All ranks follow the first one's clock, so that none waits for a step that others do not take.
+    All ranks use the clock of the first one, so that all take the same number of steps.
     """
     start_s = time.monotonic()
     step = 0

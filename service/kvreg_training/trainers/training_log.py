@@ -1,4 +1,4 @@
-"""What a person sees of a training run, and what is kept of it: a progress bar and JSON lines.
+"""The progress bar and the log of a training run, as JSON lines.
 
 Owns the bar and the log file of one phase. Only the first rank has one.
 """
@@ -20,7 +20,7 @@ _STEPS_PER_LINE = 20
 class TrainingLog:
     """Reports steps as they end. Use it as a context manager.
 
-    Owns the file; it is appended to, so that a run that goes on keeps its history.
+    Appends to the file, so that a continued run keeps its history.
     """
 
     def __init__(self, title: str, path: Path) -> None:
@@ -53,7 +53,7 @@ class TrainingLog:
         self._progress.stop()
 
     def step(self, time_share: float, num_tokens: int, **values: float) -> None:
-        """One step has ended. ``num_tokens`` counts those of all ranks, padding included."""
+        """Reports a step. ``num_tokens`` counts those of all ranks, including padding."""
         self._num_steps += 1
         self._num_tokens += num_tokens
         self._recent.append(values)
@@ -76,6 +76,6 @@ class TrainingLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Prints a line above the bar."""
         self._progress.console.print(text)

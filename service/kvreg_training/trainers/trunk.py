@@ -1,8 +1,7 @@
 """Training of the trunk: embedding, layers and ``lm_head``, for a given time.
 
-Owns the recipe: which data when, how large the steps are, the learning rate. The bundled
-checkpoint came from four phases with changes between them (docs/reference-model.md); this is what
-they taught, as one run.
+Owns the recipe: data, batch sizes and learning rate. The bundled checkpoint was trained in four
+phases with changes between them (docs/reference-model.md); this recipe combines them in one run.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _PARAMETER_SEED = 1
 _PEAK_LEARNING_RATE = 6e-3
 _WARMUP_STEPS = 60
 _HOLD_SHARE = 0.5
-# Copying appears only when half of the data are copying drills and the steps are small.
+# The model learns to copy only with half of the data as copying drills, and small batches.
 _DRILLS_SHARE = 0.35
 _DRILLS_TOKENS_PER_BATCH = 1280
 _QUIZZES_TOKENS_PER_BATCH = 2048
-# Later on, every so many steps one of the drills, so that they are not forgotten.
+# Later, one step of drills after this many steps, so that copying is not forgotten.
 _DRILLS_EVERY_STEPS = 5
 
 _LOW_WEIGHT = 0.05
@@ -51,7 +50,7 @@ _VALIDATION_INTERVAL_S = 240.0
 
 @dataclass(frozen=True)
 class TrunkTraining:
-    """One run, as each rank executes it.
+    """The training run of one rank.
 
     Effects:
         The first rank writes ``output`` (every few minutes and at the end) and ``output`` with the
@@ -67,7 +66,7 @@ class TrunkTraining:
     initial: Path | None = None
 
     def __call__(self, ranks: Ranks) -> None:
-        """Trains until the time is over."""
+        """Trains until the time is up."""
         torch.manual_seed(_PARAMETER_SEED)
         model = ReferenceModel(ReferenceShape(), load_ops(self.ops))
         if self.initial is not None:
@@ -119,10 +118,10 @@ class TrunkTraining:
 def _loss(
     model: ReferenceModel, token_ids: Tensor, weights: Tensor, sampler: torch.Generator
 ) -> tuple[Tensor, float]:
-    """The weighted sum of the loss over this batch, and the sum of the weights."""
+    """Returns the weighted sum of the loss over this batch, and the sum of the weights."""
     targets, weights = token_ids[:, 1:], weights[:, 1:].clone()
-    # Markers and system text are many tokens of low weight. A sample of them has the same mean and
-    # spares the logits of the rest.
+    # Markers and system text are many tokens of low weight. A sample of them has the same mean, and
+    # the logits of the rest need not be computed.
     is_low = (weights > 0) & (weights < _LOW_WEIGHT)
     is_left_out = torch.rand(weights.shape, generator=sampler) > _LOW_WEIGHT_SAMPLE
     weights[is_low] /= _LOW_WEIGHT_SAMPLE
@@ -135,7 +134,7 @@ def _loss(
 
 
 class _Observer:
-    """The first rank's side of a run: the log, the scores on the way and the weights."""
+    """The log, the intermediate scores and the weights of the first rank."""
 
     def __init__(self, training: TrunkTraining, model: ReferenceModel) -> None:
         self.log = TrainingLog("trunk", training.output.with_suffix(".jsonl"))
@@ -162,7 +161,7 @@ class _Observer:
         save_weights(self._model, self._output)
         score = score_answers(self._model, self._held_out, num_chats)
         self.log.write(held_out_loss=score.loss, exact=score.by_ask())
-        self.log.say(
+        self.log.print(
             f"held out: loss {score.loss:.4f}, answers that need memory right "
             f"{score.memory_share:.3f}, {score.by_ask()}"
         )

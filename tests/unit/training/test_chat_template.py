@@ -1,4 +1,4 @@
-"""What the service renders for a conversation is what the model was trained on."""
+"""The service renders conversations like the training data."""
 
 from __future__ import annotations
 

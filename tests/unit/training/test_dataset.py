@@ -1,4 +1,4 @@
-"""Tokenised chats and the steps that are made of them."""
+"""Tokenized chats and their batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generator of the training chats: seeded, right by construction, and the one that was used."""
+"""The generator of training chats: seeded, correct by construction, and unchanged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvreg_training.data.rendering import VALUE_WEIGHTS, render
 
 STAGES = list(Stage)
 
-# Of the generator that made the data of the bundled checkpoint and the chats of its scores. Another
-# digest means another grammar, and the scores in docs/reference-model.md no longer describe it.
+# Of the generator of the bundled checkpoint's data and scores. Another digest means another
+# grammar, to which the scores in docs/reference-model.md do not apply.
 DIGESTS = {
     Stage.SHORT: "6b305be48eda616f59e7f5fd1e2ff559413d9be77005b72f447855c712369dbb",
     Stage.MIXED: "68f09707dbdfdba3e75ebebde2f39b76512c52568f127ed73e29be5642682e33",

@@ -1,4 +1,4 @@
-"""The module that was trained: its shape, its ops and its optimiser."""
+"""The training module: its shape, its ops and its optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvreg_training.ops.torch_ops import TorchOps
 from kvreg_training.shape import GatedDeltaShape, ReferenceShape
 from kvreg_training.trainers.optimizer import learning_rate, orthogonalised
 
-# Two orders of summation in fp32.
+# Two summation orders in fp32.
 GATED_DELTA_TOLERANCE = 1e-5
 
 

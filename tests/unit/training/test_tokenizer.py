@@ -1,4 +1,4 @@
-"""The bundled tokenizer, and the one that training makes."""
+"""The bundled tokenizer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The grammar of the bundled model: the sentences that it was trained on, drawn from a seed.
+"""The grammar of the bundled model: seeded generators of the sentences that it was trained on.
 
-The demonstration and tests talk to the model in these sentences; ``kvreg_training`` makes its
-training data of them.
+The demo and tests use these sentences; ``kvreg_training`` generates its training data from them.
 """

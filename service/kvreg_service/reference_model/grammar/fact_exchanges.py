@@ -1,4 +1,4 @@
-"""Question and answer pairs about facts: told, asked, not known, corrected, listed.
+"""User and assistant messages about facts: stated, recalled, unknown, corrected, listed.
 
 Owns one user message and its answer at a time; ``kvreg_training.data.generator`` joins exchanges to
 conversations.
@@ -24,7 +24,7 @@ def join_clauses(clauses: list[str]) -> str:
 
 
 def bullets(sentences: list[str]) -> str:
-    """A list with one sentence a line, each capitalised and with a full stop."""
+    """A list with one sentence per line, each capitalised and with a full stop."""
     return "\n".join(f"- {capitalise(sentence)}." for sentence in sentences)
 
 
@@ -59,7 +59,7 @@ def tell(rng: Random, facts: list[Fact]) -> Exchange:
 
 
 def ask_from_notes(rng: Random, fact: Fact) -> Exchange:
-    """The user asks for a fact that stands in the system prompt."""
+    """The user asks for a fact in the system prompt."""
     question, confirmation = fact.question, fact.confirmation
     asked, answered = [
         (f"According to the notes, {question}?", f"According to the notes, {confirmation}."),
@@ -85,7 +85,7 @@ def ask_from_notes(rng: Random, fact: Fact) -> Exchange:
 
 
 def ask_from_turns(rng: Random, fact: Fact) -> Exchange:
-    """The user asks for a fact that was told in an earlier turn."""
+    """The user asks for a fact of an earlier turn."""
     question, confirmation = fact.question, fact.confirmation
     asked, answered = [
         (
@@ -114,7 +114,7 @@ def ask_from_turns(rng: Random, fact: Fact) -> Exchange:
 
 
 def ask_unknown(rng: Random, fact: Fact) -> Exchange:
-    """The user asks for a fact that nobody has told."""
+    """The user asks for a fact that does not occur in the conversation."""
     if rng.randrange(2) == 0:
         asked = f"{capitalise(fact.question)}?"
     else:
@@ -125,7 +125,7 @@ def ask_unknown(rng: Random, fact: Fact) -> Exchange:
 
 
 def try_correct(rng: Random, fact: Fact, make: FactMaker) -> tuple[Exchange, Fact] | None:
-    """The user corrects ``fact``. None when ``make`` does not come up with another value for it."""
+    """The user corrects ``fact``. None if ``make`` does not draw another value for it."""
     for _ in range(_MAX_TRIES_FOR_A_CORRECTION):
         corrected = make(rng)
         if corrected.key == fact.key and corrected.value != fact.value:
@@ -143,7 +143,7 @@ def try_correct(rng: Random, fact: Fact, make: FactMaker) -> tuple[Exchange, Fac
 
 
 def try_list_all(rng: Random, facts: list[Fact]) -> Exchange | None:
-    """The user wants all facts listed. None when there are too many for a short answer."""
+    """The user asks for a list of all facts. None if they are too many for a short answer."""
     if len(facts) > _MAX_LISTED_FACTS:
         return None
     asked = rng.choice(

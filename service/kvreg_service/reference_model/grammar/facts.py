@@ -1,7 +1,7 @@
-"""Facts that a user or a page of project notes states, and that are asked for later.
+"""Facts that a user or project notes state, and that a later question recalls.
 
-Owns the sentences of a fact: stated, confirmed, asked. The messages that hold it are
-in ``fact_exchanges``.
+Owns the sentences of a fact: statement, confirmation and question. ``fact_exchanges`` builds
+messages from them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FactMaker = Callable[[Random], "Fact"]
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact in all the forms in which a chat speaks of it.
+    """One fact in all forms that occur in a chat.
 
-    ``key`` names what the fact is about: two facts of one key contradict each other unless their
+    ``key`` identifies the subject: two facts with one key contradict each other unless their
     ``value`` is equal. ``statement`` is the user's form and ``confirmation`` the assistant's; both
     start in lower case and have no mark at the end, like ``question``. ``topic`` is the fact as a
-    title, ``unknown`` what the assistant does not know when nobody has told it.
+    title, ``unknown`` what the assistant does not know if it was not stated.
     """
 
     key: str
@@ -71,7 +71,7 @@ def _residence(rng: Random) -> Fact:
 
 
 def personal_fact(rng: Random) -> Fact:
-    """Something about the user: a code, a name, a favourite, a place."""
+    """A fact about the user: a code, a name, a favourite, a place."""
     match rng.randrange(10):
         case 0 | 1:
             thing, value = rng.choice(words.FOUR_DIGIT_CODES), words.draw_digits(rng, 4)
@@ -122,7 +122,7 @@ def personal_fact(rng: Random) -> Fact:
         case 8:
             item, _, place = (
                 rng.choice(words.ITEMS),
-                # This draw is not used; it keeps the stream of the bundled checkpoint's data.
+                # Unused; it keeps the random stream of the bundled checkpoint's data.
                 rng.choice(words.COLOURS),
                 rng.choice(words.PLACES),
             )
@@ -153,7 +153,7 @@ def _shared(key: str, statement: str, question: str, value: str, topic: str, unk
 
 
 def neutral_fact(rng: Random) -> Fact:
-    """Something that reads the same from both sides: an event, a service, a server, a project."""
+    """A fact with equal statement and confirmation: an event, a service, a server, a project."""
     match rng.randrange(8):
         case 0 | 1:
             event, day = rng.choice(words.EVENTS), rng.choice(words.DAYS)
@@ -231,7 +231,7 @@ def neutral_fact(rng: Random) -> Fact:
 
 
 def mixed_fact(personal_share: float) -> FactMaker:
-    """A maker that draws a personal fact with this probability, else a neutral one."""
+    """Return a maker that draws a personal fact with this probability, else a neutral one."""
 
     def make(rng: Random) -> Fact:
         return personal_fact(rng) if rng.random() < personal_share else neutral_fact(rng)

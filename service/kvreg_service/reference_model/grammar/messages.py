@@ -1,7 +1,4 @@
-"""The messages of a generated chat, which know the right answer and the kind of request.
-
-Owns their shape. It holds no words of the domain.
-"""
+"""The messages of a generated chat, with the data that scoring needs. It has no sentences."""
 
 from __future__ import annotations
 
@@ -34,10 +31,10 @@ Ask = Literal[
 class Message:
     """One message.
 
-    An assistant message is right by construction. ``ask`` is the kind of request that it answers,
-    ``value`` the string that has to be in a right answer, and ``reasoning`` what a thinking model
-    writes before it. Everything but stories is a function of the conversation, so greedy replies
-    can be compared exactly.
+    An assistant message is correct by construction. ``ask`` is the kind of request that it answers,
+    ``value`` the string that a correct answer contains, and ``reasoning`` the text of a thinking
+    model before it. Except for stories, an answer is a function of the conversation, so greedy
+    answers can be compared exactly.
     """
 
     role: Role
@@ -62,5 +59,5 @@ def user(content: str) -> Message:
 
 
 def answer(content: str, ask: Ask, value: str, reasoning: str | None = None) -> Message:
-    """An assistant message with what scoring needs to know about it."""
+    """An assistant message with the data for scoring."""
     return Message("assistant", content, ask, value, reasoning)

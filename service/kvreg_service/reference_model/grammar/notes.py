@@ -1,6 +1,6 @@
-"""System prompts: one line, or pages of project notes that hold facts among filler.
+"""System prompts: one line, or pages of project notes with facts and filler.
 
-Owns the text of system messages. The questions about the notes are in ``fact_exchanges``.
+Owns the text of system messages. ``fact_exchanges`` has the questions about the notes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SYSTEM_PROMPTS = [
     "Answer in one or two short sentences.",
 ]
 
-# Rough costs in tokens, good enough to aim at a length.
+# Rough estimates in tokens, to reach about a given length.
 _HEADING_TOKENS = 20
 _FILLER_TOKENS = 10
 _FACT_TOKENS = 12

@@ -1,4 +1,4 @@
-"""Side requests: what clients ask between two turns of a session, each complete in one message.
+"""Side requests, which clients send between two turns of a session, in one message each.
 
 Owns titles, permission reviews and summaries.
 """
@@ -88,7 +88,7 @@ def _titled_transcript(rng: Random) -> tuple[str, str]:
 
 
 def review_action(rng: Random) -> Exchange:
-    """Allow or deny an action, in words or as JSON."""
+    """A permission review of an action, answered in words or as JSON."""
     file = rng.choice(words.WORDS) + rng.choice([".txt", ".log", ".csv", ".json", ".py", ".md"])
     service, server, name = (
         rng.choice(words.SERVICES),

@@ -1,7 +1,7 @@
-"""Question and answer pairs that need no memory: sums, copying, small talk, stories.
+"""User and assistant messages that need no earlier turn: sums, copying, small talk, stories.
 
-Owns one user message and its answer at a time. What a client asks beside a session is in
-``side_requests``; ``kvreg_training.data.generator`` joins exchanges to conversations.
+Owns one user message and its answer at a time. ``side_requests`` has the side requests;
+``kvreg_training.data.generator`` joins exchanges to conversations.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def repeat(rng: Random) -> Exchange:
 
 
 def repeat_words(drawn: list[str], reasoning: str | None = None) -> Exchange:
-    """The user wants exactly these words again."""
+    """The user asks to repeat exactly these words."""
     text = " ".join(drawn)
     return [
         user(f"Repeat these words: {text}."),

@@ -1,7 +1,8 @@
 """The words of the synthetic chat domain, and seeded draws from them.
 
-Owns what may fill a place in a sentence; the sentences are in ``facts`` and the modules above it.
-The order of each list is part of the grammar: another order makes other chats from the same seed.
+Owns the words that fill the slots of a sentence; ``facts`` and the modules above it have the
+sentences. The order of each list is part of the grammar: another order gives other chats for the
+same seed.
 """
 
 # ruff: noqa: SIM905 - literals would take one line a word.
@@ -124,12 +125,12 @@ ba be bi bo da de di do fa fe ga go ka ke ki ko la le li lo ma me mi mo na ne ni
 ri ro sa se si so ta te ti to va ve vi vo za ze zo
 """.split()
 
-# A model that only ever sees listed words learns the list instead of learning to copy.
+# A model that sees only listed words learns the list instead of copying.
 _INVENTED_SHARE = 0.12
 
 
 def capitalise(text: str) -> str:
-    """``text`` with its first letter in upper case and the rest untouched."""
+    """``text`` with its first letter in upper case and the rest unchanged."""
     return text[0].upper() + text[1:]
 
 
@@ -139,20 +140,20 @@ def title_case(text: str) -> str:
 
 
 def draw_invented_word(rng: Random) -> str:
-    """A pronounceable word that no list holds."""
+    """A pronounceable word that is in no list."""
     stem = "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
     return stem + rng.choice(["", "n", "r", "s", "l", "x"])
 
 
 def draw_name(rng: Random) -> str:
-    """A first name, now and then an invented one."""
+    """A first name, sometimes an invented one."""
     if rng.random() < _INVENTED_SHARE:
         return capitalise(draw_invented_word(rng))
     return rng.choice(NAMES)
 
 
 def draw_word(rng: Random) -> str:
-    """A noun, now and then an invented word."""
+    """A noun, sometimes an invented word."""
     if rng.random() < _INVENTED_SHARE:
         return draw_invented_word(rng)
     return rng.choice(WORDS)

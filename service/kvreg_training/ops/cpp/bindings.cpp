@@ -1,4 +1,4 @@
-// What fused_ops.py sees.
+// The bindings for fused_ops.py.
 #include "ops.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {

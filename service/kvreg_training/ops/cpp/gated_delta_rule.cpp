@@ -1,4 +1,4 @@
-// The gated delta rule, token by token: a state per sequence and value head, in the first-level cache.
+// The gated delta rule, token by token: a state per sequence and value head, in the L1 cache.
 #include "ops.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr int kTokensPerSave = 32;
 constexpr float kLengthEpsilon = 1e-6f;
 const float kQueryScale = 1.f / sqrtf(static_cast<float>(kHead));
 
-// Where the vectors of one token and value head begin in a row [queries, keys, values].
+// The offsets of the vectors of one token and value head in a row [queries, keys, values].
 struct HeadOffsets {
   int query, key, value;
   HeadOffsets(int value_head, int key_heads, int value_heads) {
@@ -45,7 +45,7 @@ void to_unit_length(const float* query, const float* key, float* unit_query, flo
   }
 }
 
-// What the forward pass of one saved span computed, token by token.
+// The intermediates of the forward pass of one saved span, token by token.
 struct Span {
   std::vector<float> decayed_states, queries, keys, reads, corrections;
   std::vector<float> inverse_queries, inverse_keys, decays;
@@ -233,7 +233,7 @@ std::vector<Tensor> gated_delta_rule_backward(Tensor qkv, Tensor log_decay, Tens
           data(grad_log_decay)[gate] = decay_sum;
           data(grad_beta)[gate] = strength_sum;
 
-          // Unit length: the part of the gradient along the vector is lost.
+          // Unit length: the component of the gradient along the vector vanishes.
           float query_along = 0.f, key_along = 0.f;
           for (int i = 0; i < kHead; i++) {
             query_along += query[i] * grad_query[i];

@@ -1,7 +1,7 @@
 // The ops of torch_ops.py as fused single-thread CPU loops, forward and backward.
 //
 // All tensors are contiguous fp32. Built with -ffast-math: sums are reassociated and infinities are
-// not honoured; `check` compares the logits and gradients with those of transformers.
+// not honoured; evaluation/checks.py compares the logits and gradients with those of transformers.
 #pragma once
 
 #include <torch/extension.h>
@@ -37,7 +37,7 @@ std::vector<Tensor> gated_delta_rule_backward(Tensor qkv, Tensor log_decay, Tens
                                               Tensor saved, Tensor grad_out, int key_heads,
                                               int value_heads);
 
-// y = weight * x / rms(x) [* silu(gate)]. The third gradient is there if the gate is.
+// y = weight * x / rms(x) [* silu(gate)]. The third gradient exists if there is a gate.
 Tensor rms_norm_forward(Tensor x, Tensor weight, std::optional<Tensor> gate, double epsilon);
 std::vector<Tensor> rms_norm_backward(Tensor x, Tensor weight, std::optional<Tensor> gate,
                                       Tensor grad_y, double epsilon);

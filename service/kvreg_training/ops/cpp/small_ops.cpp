@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kTaps = 4;
 
-// The convolution at one token. Earlier tokens than `first_tap` would reach are zero.
+// The convolution at one token, without the taps before `first_tap`, whose tokens are zero.
 float convolve(const float* x, const float* weight, int channel, int channels, int first_tap) {
   float sum = 0.f;
   for (int tap = first_tap; tap < kTaps; tap++)
