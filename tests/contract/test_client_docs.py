@@ -170,21 +170,3 @@ def test_every_option_that_is_named_exists() -> None:
 def test_every_word_that_the_server_uses_is_explained(word: str) -> None:
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     assert any(f"`{word}`" in row.split("|")[1] for row in rows)
-
-
-@pytest.mark.parametrize(
-    "link",
-    sorted(
-        link
-        for link in set(re.findall(r"\]\(([^)]+)\)", DOCUMENT.read_text()))
-        if not link.startswith("http")
-    ),
-)
-def test_every_link_inside_of_the_documents_leads_somewhere(link: str) -> None:
-    path, _, anchor = link.partition("#")
-    target = DOCUMENT.parent / path if path else DOCUMENT
-    assert target.is_file()
-    text = target.read_text()
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert not anchor or anchor in slugs or f'id="{anchor}"' in text
