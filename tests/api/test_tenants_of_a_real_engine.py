@@ -106,7 +106,7 @@ async def test_same_prompt_of_another_tenant_reuses_nothing(client: httpx.AsyncC
 
 async def test_declined_reuse_computes_everything(client: httpx.AsyncClient) -> None:
     await ask(client, ALPHA, RULES, user("Hi"))
-    again = await ask(client, ALPHA, RULES, user("Hi"), reuse_prefix=False)
+    again = await ask(client, ALPHA, RULES, user("Hi"), cache_prompt=False)
     assert again["kvreg"]["computed_tokens"] == again["prompt_tokens"]
 
 

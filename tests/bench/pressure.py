@@ -89,7 +89,7 @@ class _Session:
         Raises:
             RedError: they differ.
         """
-        options = {"max_tokens": _ANSWER_TOKENS, "reuse_prefix": False, "retain_prefix": False}
+        options = {"max_tokens": _ANSWER_TOKENS, "cache_prompt": False, "retain_prefix": False}
         control = server.ask(self.messages[:-1], **options)
         if control.cached_tokens or control.text != answer.text:
             raise RedError(f"{self.name} was told {answer.text!r}, and cold {control.text!r}")

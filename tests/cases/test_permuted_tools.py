@@ -34,7 +34,7 @@ def test_case_32_permuted_tools_are_answered_as_if_nothing_were_kept(
     first = server.ask([OPENING], tools=TOOLS)
     messages = [OPENING, first.echo, {"role": "user", "content": "And what else?"}]
     reply = server.ask(messages, tools=PERMUTED)
-    assert reply.text == server.ask(messages, tools=PERMUTED, reuse_prefix=False).text
+    assert reply.text == server.ask(messages, tools=PERMUTED, cache_prompt=False).text
 
 
 @with_registry

@@ -124,7 +124,7 @@ def test_case_81_request_that_may_not_reuse_computes_everything_and_says_the_sam
     session = Session(server, 81)
     first = session.begin()
     hit = session.peek(ASKED)
-    refused = session.peek(ASKED, reuse_prefix=False)
+    refused = session.peek(ASKED, cache_prompt=False)
     assert_hit(hit, first)
     assert_miss(refused)
     assert refused.text == hit.text
@@ -134,7 +134,7 @@ def test_case_81_request_that_may_not_reuse_computes_everything_and_says_the_sam
 def test_case_81_next_request_reuses_again(serve: Serve, profile: Profile) -> None:
     session = Session(serve(profile), 81)
     session.begin()
-    refused = session.say("What is 7 plus 5?", reuse_prefix=False)
+    refused = session.say("What is 7 plus 5?", cache_prompt=False)
     assert_miss(refused)
     assert_hit(session.recall(), refused)
 

@@ -271,7 +271,7 @@ def test_heads_of_others_cost_no_anchor_within_a_quota(serve_tenants: ServeTenan
     for number in range(4):
         for _ in range(2):
             # Seen twice, so that they are wanted more than one that was seen once.
-            Session(tenants.y, 7900 + number).peek("Thanks!", max_tokens=4, reuse_prefix=False)
+            Session(tenants.y, 7900 + number).peek("Thanks!", max_tokens=4, cache_prompt=False)
     assert Session(tenants.x, 121, head=head).begin().attach == "anchor"
 
 

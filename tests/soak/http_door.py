@@ -129,7 +129,7 @@ def _body(ask: Ask, *, stream: bool = False) -> dict[str, Any]:
         "seed": options.seed,
         "stop": list(options.stop) or None,
         "retain_prefix": policy.retain,
-        "reuse_prefix": policy.may_reuse,
+        "cache_prompt": policy.may_reuse,
         "cache_ttl_s": policy.ttl_s,
         "priority": policy.priority,
         "logprobs": options.is_controlled or None,

@@ -220,7 +220,7 @@ def test_marks_of_the_anthropic_client_arrive(
         "system": [text("s", cache_control={"type": "ephemeral", "ttl": "1h"})],
         "tools": [TOOL | MARK],
         "messages": [{"role": "user", "content": [text("a", **MARK)]}],
-        "extra_body": {"reuse_prefix": False},
+        "extra_body": {"cache_prompt": False},
     }
     anthropic_client.messages.create(model=MODEL, max_tokens=5, **arguments)
     (conversation,) = prompt_builder.conversations

@@ -26,12 +26,9 @@ def body(body: dict[str, Any]) -> dict[str, Any]:
     ("fields", "may_reuse"),
     [
         ({}, True),
-        ({"reuse_prefix": None, "cache_prompt": None}, True),
-        ({"reuse_prefix": True}, True),
+        ({"cache_prompt": None}, True),
         ({"cache_prompt": True}, True),
-        ({"reuse_prefix": False}, False),
         ({"cache_prompt": False}, False),
-        ({"reuse_prefix": False, "cache_prompt": False}, False),
     ],
     ids=str,
 )
@@ -45,18 +42,6 @@ async def test_reuse_can_be_declined(
 ) -> None:
     assert (await client.post(url, json=body | fields)).status_code == 200
     assert engine.requests[0].cache_policy.may_reuse is may_reuse
-
-
-@pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("reuse", [True, False])
-async def test_contradiction_about_reuse_is_refused(
-    client: httpx.AsyncClient, body: dict[str, Any], url: str, reuse: bool
-) -> None:
-    fields = {"reuse_prefix": reuse, "cache_prompt": not reuse}
-    response = await client.post(url, json=body | fields)
-    assert response.status_code == 400
-    for part in (f"reuse_prefix = {reuse}".lower(), f"cache_prompt = {not reuse}".lower()):
-        assert part in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -75,7 +60,7 @@ async def test_contradiction_about_reuse_is_refused(
         ({RETAIN: "true"}, {"prompt_cache_read_only": True}, (False, True, None, 0)),
         ({RETAIN: "false"}, {"prompt_cache_read_only": False}, (True, True, None, 0)),
         ({REUSE: "false"}, {"cache_prompt": True}, (True, True, None, 0)),
-        ({REUSE: "true"}, {"reuse_prefix": False}, (True, False, None, 0)),
+        ({REUSE: "true"}, {"cache_prompt": False}, (True, False, None, 0)),
         ({TTL: "60", PRIORITY: "1"}, {"cache_ttl_s": 5, "priority": 0}, (True, True, 5.0, 0)),
     ],
     ids=str,

@@ -24,8 +24,9 @@ class ExtensionFields(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
     retain_prefix: bool | None = None
+    # Clients of NInfer's server send it; it means `retain_prefix: false`.
     prompt_cache_read_only: bool | None = None
-    reuse_prefix: bool | None = None
+    # The name and the meaning are those of llama.cpp's server.
     cache_prompt: bool | None = None
     cache_ttl_s: float | None = Field(default=None, gt=0, le=MAX_TTL_S)
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
@@ -46,24 +47,12 @@ class ExtensionFields(RequestBody):
             )
         return self
 
-    @model_validator(mode="after")
-    def _reuse_is_consistent(self) -> Self:
-        if None not in (self.reuse_prefix, self.cache_prompt) and (
-            self.reuse_prefix != self.cache_prompt
-        ):
-            raise unsupported(
-                "reuse_prefix = {reuse} and cache_prompt = {cache} contradict each other",
-                reuse=str(self.reuse_prefix).lower(),
-                cache=str(self.cache_prompt).lower(),
-            )
-        return self
-
     @property
     def cache_policy(self) -> CachePolicy:
         """How the request may use the cache."""
         return CachePolicy(
             retain=self.retain_prefix is not False and not self.prompt_cache_read_only,
-            may_reuse=self.reuse_prefix is not False and self.cache_prompt is not False,
+            may_reuse=self.cache_prompt is not False,
             priority=self.priority or 0,
             ttl_s=self.cache_ttl_s,
         )
@@ -72,7 +61,7 @@ class ExtensionFields(RequestBody):
         """Return the same body with what it leaves out taken from the headers."""
         said = {
             "retain_prefix": (self.retain_prefix, self.prompt_cache_read_only),
-            "reuse_prefix": (self.reuse_prefix, self.cache_prompt),
+            "cache_prompt": (self.cache_prompt,),
             "cache_ttl_s": (self.cache_ttl_s,),
             "priority": (self.priority,),
         }

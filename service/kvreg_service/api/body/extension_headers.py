@@ -39,7 +39,7 @@ class ExtensionHeaders:
     """What the headers of a request say; None where they say nothing."""
 
     retain_prefix: bool | None = None
-    reuse_prefix: bool | None = None
+    cache_prompt: bool | None = None
     cache_ttl_s: float | None = None
     priority: int | None = None
 
@@ -52,7 +52,7 @@ def read_extension_headers(headers: Mapping[str, str]) -> ExtensionHeaders:
     """
     return ExtensionHeaders(
         retain_prefix=_flag(headers, RETAIN_HEADER),
-        reuse_prefix=_flag(headers, REUSE_HEADER),
+        cache_prompt=_flag(headers, REUSE_HEADER),
         cache_ttl_s=_ttl_s(headers, TTL_HEADER),
         priority=_priority(headers, PRIORITY_HEADER),
     )
