@@ -213,7 +213,7 @@ def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page:
         server.mix(key="sk-a", num_sessions=2, num_turns=1)
         server.ask([{"role": "user", "content": "Hi"}], key="sk-b")
         page.open(f"{server.url}/ui")
-        page.wait_for_text("asks for an API key")
+        page.wait_for_text("needs an API key")
         assert page.evaluate("document.getElementById('shown').checkVisibility()") is False
 
         enter_key(page, "sk-wrong")
@@ -229,7 +229,7 @@ def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page:
         page.wait_for_text("serving", "#status")
 
         page.evaluate("document.getElementById('forget-key').click()")
-        page.wait_for_text("asks for an API key")
+        page.wait_for_text("needs an API key")
         # Not even hidden.
         assert "alpha" not in page.evaluate("document.documentElement.textContent")
         enter_key(page, "sk-b")
@@ -241,7 +241,7 @@ def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page:
 def test_key_is_kept_in_the_tab_only(serve: Serve, page: Page) -> None:
     with serve(api_keys=KEYS) as server:
         page.open(f"{server.url}/ui")
-        page.wait_for_text("asks for an API key")
+        page.wait_for_text("needs an API key")
         enter_key(page, "sk-a")
         page.wait_for_text("serving", "#status")
         kept = page.evaluate(
@@ -257,7 +257,7 @@ def test_key_is_kept_in_the_tab_only(serve: Serve, page: Page) -> None:
 def test_key_that_no_header_can_carry_is_refused(serve: Serve, page: Page) -> None:
     with serve(api_keys=KEYS) as server:
         page.open(f"{server.url}/ui")
-        page.wait_for_text("asks for an API key")
+        page.wait_for_text("needs an API key")
         enter_key(page, "Schlüssel")
         page.wait_for_text("does not know this key")
 

@@ -1,5 +1,5 @@
 "use strict";
-// Reads what the server shows of itself every two seconds. Values become text, never markup.
+// Polls the server every two seconds. Values are shown as text, never as markup.
 
 const INTERVAL_MS = 2000;
 const TIMEOUT_MS = 6000;
@@ -15,7 +15,7 @@ let lastSeen = null;
 class Refused extends Error {}
 class Failed extends Error {}
 
-// Words and numbers.
+// Formatting.
 
 const count = (value) => (value ?? 0).toLocaleString("en");
 const part = (value, of) => (of > 0 ? `${((100 * value) / of).toFixed(value % of === 0 ? 0 : 1)} %` : "–");
@@ -67,7 +67,7 @@ function track(value, of) {
 const bar = (name, value, of, text) =>
   make("div", "bar", make("div", "", make("span", "", name), make("span", "number", text)), track(value, of));
 
-// A column is [label, class, what to show of a row]; one that shows nothing of any row is left out.
+// A column is [label, class, function of a row]; a column that is empty in all rows is left out.
 function table(columns, rows, nothing) {
   if (rows.length === 0) return make("p", "quiet", nothing);
   const shown = rows.map((row) => columns.map(([, , show]) => [show(row)].flat().filter((x) => x !== null && x !== "")));
@@ -83,7 +83,7 @@ function table(columns, rows, nothing) {
   return make("table", "", make("thead", "", head), make("tbody", "", ...lines));
 }
 
-// What the server says of itself.
+// The sections of the page.
 
 const KINDS = { prefill: "mark", decode: "good", finished: "good", failed: "bad", cancelled: "warn" };
 const ago = (seconds) => (seconds < 1 ? "now" : `${span(seconds)} ago`);
@@ -205,11 +205,11 @@ function show(registry, activity) {
   fill("requests-note", activity.requests.length ? `the newest ${activity.requests.length} that ended` : "");
 }
 
-// Asking the server.
+// Requests to the server.
 
 async function read(path) {
   const key = sessionStorage.getItem(KEY_NAME);
-  // No header can carry anything else, and no key has it.
+  // Headers cannot contain other characters, and no key does.
   if (key !== null && !/^[\x21-\x7e]+$/.test(key)) throw new Refused();
   const headers = key && path.startsWith("v1/") ? { Authorization: `Bearer ${key}` } : {};
   const response = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -234,7 +234,7 @@ function askForKey(hadKey) {
   byId("shown").hidden = true;
   byId("ask-key").hidden = false;
   byId("forget-key").hidden = true;
-  // What another key showed is gone with it.
+  // Data of another key is cleared.
   for (const id of SHOWN) fill(id);
   document.title = "kvreg";
   say("warn", "locked", hadKey ? "The server does not know this key." : "");
@@ -271,13 +271,13 @@ function tellTrouble(error) {
 }
 
 let timer = null;
-// Only the newest question is listened to: a key may have been forgotten since.
+// Only the response of the latest request is used: the key may have been forgotten since.
 let turn = 0;
 
 async function poll() {
   clearTimeout(timer);
   const mine = ++turn;
-  // While the form is open there is no key to ask with.
+  // While the form is open, there is no key.
   if (!document.hidden && byId("ask-key").hidden) {
     const asked = Promise.all([read("v1/registry"), read("v1/registry/requests"), readHealth()]);
     const then = (act) => (answer) => (mine === turn ? act(answer) : null);
