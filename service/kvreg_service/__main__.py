@@ -17,7 +17,7 @@ from kvreg_service.cli import Commands, build_cli
 from kvreg_service.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from kvreg_service.engine.observer import Observer
+    from kvreg_service.engine.interface.observer import Observer
     from kvreg_service.settings import Settings
 
 _logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from kvreg_service.core.registry import Registry
 from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.slots import SlotLayout
 from kvreg_service.core.step import LanePreparation, SlotCopy, SlotSwap, StateMove, StepPlan
-from kvreg_service.engine.runner import ModelRunner
+from kvreg_service.engine.loop.runner import ModelRunner
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.config import ModelConfig
 from kvreg_service.model.hybrid import HybridModel

@@ -12,7 +12,12 @@ from answer import Answer, Messages, decode_rate
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.request import Admission, CachePolicy
 from kvreg_service.engine.build import LoadedModel, build_engine
-from kvreg_service.engine.interface import Finished, GenerationRequest, Started, TextDelta
+from kvreg_service.engine.interface.generation import (
+    Finished,
+    GenerationRequest,
+    Started,
+    TextDelta,
+)
 from kvreg_service.engine.options import EngineOptions
 
 

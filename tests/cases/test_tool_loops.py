@@ -20,7 +20,7 @@ from tests.cases.session import SLACK_TOKENS
 from kvreg_service.core.request import Request
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel
-from kvreg_service.engine.runner import ModelRunner
+from kvreg_service.engine.loop.runner import ModelRunner
 
 TOOLS = [
     {

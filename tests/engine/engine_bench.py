@@ -30,16 +30,16 @@ from kvreg_service.core.step import StepPlan, StepResult, Work
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.build import LoadedModel
 from kvreg_service.engine.engine import Engine, EngineParts
-from kvreg_service.engine.interface import (
-    EffectiveProfile,
+from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationRequest,
-    RegistrySnapshot,
     Started,
     TextDelta,
 )
+from kvreg_service.engine.interface.profile import EffectiveProfile
+from kvreg_service.engine.interface.snapshot import RegistrySnapshot
+from kvreg_service.engine.loop.runner import ModelRunner
 from kvreg_service.engine.options import EngineOptions
-from kvreg_service.engine.runner import ModelRunner
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 

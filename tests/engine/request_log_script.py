@@ -19,7 +19,7 @@ from kvreg_service.core.errors import KvregError, RequestFailed
 from kvreg_service.core.request import Admission, CachePolicy
 from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
-from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
+from kvreg_service.engine.interface.generation import GenerationRequest, Started, TextDelta
 from kvreg_service.engine.reservation import plan_cpu
 from kvreg_service.engine_options import engine_options
 from kvreg_service.settings import Settings, load_settings

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvreg_service.engine.delivery import INTERVAL_S, Delivery
+from kvreg_service.engine.output.delivery import INTERVAL_S, Delivery
 
 
 class _CountingLoop:

@@ -9,7 +9,7 @@ import pytest
 from engine_bench import Hold, token_prompt
 
 from kvreg_service.core.request import CachePolicy
-from kvreg_service.engine.interface import TextDelta
+from kvreg_service.engine.interface.generation import TextDelta
 
 
 async def _leave(task: asyncio.Task) -> None:

@@ -22,9 +22,9 @@ from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core.errors import KvregError, RequestFailed
 from kvreg_service.core.sampling_params import SamplingParams
-from kvreg_service.engine import runner
-from kvreg_service.engine.delivery import Delivery
-from kvreg_service.engine.interface import GenerationRequest
+from kvreg_service.engine.interface.generation import GenerationRequest
+from kvreg_service.engine.loop import runner
+from kvreg_service.engine.output.delivery import Delivery
 from kvreg_service.model.sampling import Sampler
 
 LANES, ENTRIES = 2, 2

@@ -9,7 +9,7 @@ from engine_bench import token_prompt
 
 from kvreg_service.core.errors import PinRefused, SessionNotFound
 from kvreg_service.core.ids import SequenceId
-from kvreg_service.engine.tenant_ids import TenantIds
+from kvreg_service.engine.views.tenant_ids import TenantIds
 
 
 def _seen(bench, tenant):

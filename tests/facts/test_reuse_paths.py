@@ -14,7 +14,7 @@ from kvreg_service.demo.profile import KEEP, NO_ENTRY
 from kvreg_service.demo.run import BASE_OPTIONS
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
-from kvreg_service.engine.interface import GenerationRequest, Started, TextDelta
+from kvreg_service.engine.interface.generation import GenerationRequest, Started, TextDelta
 
 _OPENING = [
     ("system", "You are a helpful assistant."),

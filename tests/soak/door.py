@@ -17,14 +17,14 @@ from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.request import Admission
 from kvreg_service.core.sampling_params import SamplingParams
-from kvreg_service.engine.interface import (
-    EngineProtocol,
+from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationRequest,
     Started,
     TextDelta,
     TokenReport,
 )
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 NUM_LOGPROBS = 3
 

@@ -19,7 +19,7 @@ from tests.soak.operations import Stage
 from kvreg_service.api.app import create_app
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.engine.engine import Engine
-from kvreg_service.engine.interface import SpelledToken, TokenReport
+from kvreg_service.engine.interface.generation import SpelledToken, TokenReport
 from kvreg_service.settings import load_settings
 from kvreg_service.testing.http_server import running_server
 

@@ -14,7 +14,8 @@ from tests.soak.faults import INJECTED
 
 from kvreg_service.core.labels import LaneState
 from kvreg_service.core.quota import Quota
-from kvreg_service.engine.interface import RegistrySnapshot, TokenReport
+from kvreg_service.engine.interface.generation import TokenReport
+from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 
 MAX_LOGPROB_ERROR = 1e-3
 """How far the logarithm of a probability may be from that of a cold run in fp32. Rounding in other

@@ -25,11 +25,11 @@ from tests.soak.operations import Operation, draw_operations, of_client
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.request import CachePolicy
 from kvreg_service.core.sequence import Sequence
-from kvreg_service.engine.answer import Answer
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
-from kvreg_service.engine.interface import RegistrySnapshot
+from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 from kvreg_service.engine.options import EngineOptions
+from kvreg_service.engine.output.answer import Answer
 from kvreg_service.model.sampling import Sampler
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 

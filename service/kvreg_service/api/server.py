@@ -17,7 +17,7 @@ from collections.abc import Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 _logger = logging.getLogger(__name__)
 

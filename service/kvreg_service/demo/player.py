@@ -14,13 +14,13 @@ from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.labels import Attach, ReusePath
 from kvreg_service.core.request import Admission
 from kvreg_service.demo.story import AnswerTo, Message, Step, Story
-from kvreg_service.engine.interface import (
-    EngineProtocol,
+from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationRequest,
     Started,
     TextDelta,
 )
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 MAX_ANSWER_TOKENS = 48
 """Correct answers of the bundled model are shorter; longer ones are cut."""

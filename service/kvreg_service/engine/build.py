@@ -20,11 +20,11 @@ from kvreg_service.core.policies import build_policy
 from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.engine import Engine, EngineParts
-from kvreg_service.engine.interface import EffectiveProfile
-from kvreg_service.engine.observer import Observer
+from kvreg_service.engine.interface.observer import Observer
+from kvreg_service.engine.interface.profile import EffectiveProfile
+from kvreg_service.engine.loop.runner import ModelRunner
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.engine.reservation import plan_cpu
-from kvreg_service.engine.runner import ModelRunner
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.checkpoint import Progress, load_weights, weights_digest
 from kvreg_service.model.config import ModelConfig

@@ -38,22 +38,19 @@ from kvreg_service.core.request import Request
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.step import StepResult
 from kvreg_service.core.value import CostModel
-from kvreg_service.engine.answer import Answer, AnswerEvent
-from kvreg_service.engine.delivery import Delivery
-from kvreg_service.engine.interface import (
-    EffectiveProfile,
-    FitReport,
-    GenerationEvent,
-    GenerationRequest,
-    RegistrySnapshot,
-)
-from kvreg_service.engine.observer import Observer, Observers
+from kvreg_service.engine.interface.generation import GenerationEvent, GenerationRequest
+from kvreg_service.engine.interface.observer import Observer
+from kvreg_service.engine.interface.profile import EffectiveProfile, FitReport
+from kvreg_service.engine.interface.snapshot import RegistrySnapshot
+from kvreg_service.engine.loop.publisher import Publisher
+from kvreg_service.engine.loop.runner import Runner
 from kvreg_service.engine.options import EngineOptions
-from kvreg_service.engine.publisher import Publisher
+from kvreg_service.engine.output.answer import Answer, AnswerEvent
+from kvreg_service.engine.output.delivery import Delivery
+from kvreg_service.engine.reporting.observers import Observers
 from kvreg_service.engine.reservation import plan_cpu
-from kvreg_service.engine.runner import Runner
-from kvreg_service.engine.tenant_ids import TenantIds
-from kvreg_service.engine.views import SnapshotBuilder
+from kvreg_service.engine.views.snapshot_builder import SnapshotBuilder
+from kvreg_service.engine.views.tenant_ids import TenantIds
 from kvreg_service.model.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -79,7 +76,7 @@ class EngineParts:
 
 
 class Engine:
-    """Serves answers from one model. Implements `engine.interface.EngineProtocol`."""
+    """Serves answers from one model. Implements `engine.interface.protocol.EngineProtocol`."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts

@@ -28,21 +28,22 @@ from kvreg_service.core.labels import (
 )
 from kvreg_service.core.quota import Quota
 from kvreg_service.core.request import Admission
-from kvreg_service.engine.interface import (
-    AnchorView,
-    EffectiveProfile,
-    EntryView,
+from kvreg_service.engine.interface.generation import (
     Finished,
-    FitReport,
     GenerationEvent,
     GenerationRequest,
+    Started,
+    TextDelta,
+    Timings,
+)
+from kvreg_service.engine.interface.profile import EffectiveProfile, FitReport
+from kvreg_service.engine.interface.snapshot import (
+    AnchorView,
+    EntryView,
     LaneView,
     PoolView,
     RegistrySnapshot,
-    Started,
     StateSlotsView,
-    TextDelta,
-    Timings,
     Totals,
 )
 

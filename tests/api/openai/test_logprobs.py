@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from kvreg_service.engine.interface import SpelledToken, TextDelta, TokenReport
+from kvreg_service.engine.interface.generation import SpelledToken, TextDelta, TokenReport
 from kvreg_service.testing.fake_engine import FakeEngine, Script
 
 URL = "/v1/chat/completions"

@@ -23,7 +23,7 @@ from kvreg_service.core import errors
 from kvreg_service.core.sampling_params import SamplingParams
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
-from kvreg_service.engine.interface import GenerationRequest
+from kvreg_service.engine.interface.generation import GenerationRequest
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 from kvreg_service.settings import Settings, load_settings

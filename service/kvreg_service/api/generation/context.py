@@ -14,7 +14,7 @@ from kvreg_service.api.body.served_model import ServedModel
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.errors import InvalidRequest
 from kvreg_service.core.sampling_params import SamplingParams
-from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 if TYPE_CHECKING:
     from kvreg_service.chat.echo.generated_texts import GeneratedAnswer

@@ -16,7 +16,7 @@ from kvreg_service.chat.output.reasoning import Kind, ReasoningSplitter
 from kvreg_service.chat.tool_calls.parser import Part, ToolCallParser
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
 from kvreg_service.core.request import Admission
-from kvreg_service.engine.interface import (
+from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationEvent,
     Started,

@@ -19,7 +19,7 @@ from kvreg_service.api.generation.params import GenerationParams
 from kvreg_service.api.generation.response_encoder import ResponseEncoder
 from kvreg_service.chat.prompt.builder import ChatPrompt
 from kvreg_service.core.errors import InvariantBroken, KvregError
-from kvreg_service.engine.interface import GenerationEvent, GenerationRequest
+from kvreg_service.engine.interface.generation import GenerationEvent, GenerationRequest
 
 _logger = logging.getLogger(__name__)
 

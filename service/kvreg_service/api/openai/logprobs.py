@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvreg_service.engine.interface import SpelledToken, TokenReport
+from kvreg_service.engine.interface.generation import SpelledToken, TokenReport
 
 # JSON has no infinity; OpenAI writes the same for a token that cannot be.
 _IMPOSSIBLE = -9999.0

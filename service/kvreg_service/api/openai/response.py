@@ -19,7 +19,7 @@ from kvreg_service.api.generation.output import GenerationOutput, OutputPart, To
 from kvreg_service.api.generation.usage import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.api.openai.logprobs import ChoiceLogprobs, logprobs_of
 from kvreg_service.core.labels import FinishReason
-from kvreg_service.engine.interface import TokenReport
+from kvreg_service.engine.interface.generation import TokenReport
 
 
 class PromptTokensDetails(BaseModel):

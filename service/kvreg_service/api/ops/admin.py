@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field, model_validator
 from kvreg_service.api.body.documentation import body_schema
 from kvreg_service.api.body.request_body import RequestBody, read_body, unsupported
 from kvreg_service.core.labels import CurrentState
-from kvreg_service.engine.interface import EngineProtocol, FitReport
+from kvreg_service.engine.interface.profile import FitReport
+from kvreg_service.engine.interface.protocol import EngineProtocol
 from kvreg_service.settings import MAX_ANCHORS, MAX_ENTRIES, MAX_LANES
 
 

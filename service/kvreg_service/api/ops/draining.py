@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 
 class CloseWhileDraining:

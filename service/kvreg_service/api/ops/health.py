@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from kvreg_service.core.errors import Draining, EngineDown, Unavailable
-from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 
 class Health(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from kvreg_service.api.body.served_model import ServedModel
 from kvreg_service.api.errors import is_of_messages_api
-from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.interface.protocol import EngineProtocol
 
 
 class ModelCard(BaseModel):

@@ -11,9 +11,9 @@ from kvreg_service.api.authentication import tenant_of
 from kvreg_service.api.body.documentation import body_schema
 from kvreg_service.api.body.request_body import RequestBody, read_body
 from kvreg_service.core.errors import SessionNotFound
-from kvreg_service.engine.interface import (
+from kvreg_service.engine.interface.protocol import EngineProtocol
+from kvreg_service.engine.interface.snapshot import (
     AnchorView,
-    EngineProtocol,
     EntryView,
     LaneView,
     RegistrySnapshot,

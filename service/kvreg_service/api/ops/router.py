@@ -11,7 +11,7 @@ from kvreg_service.api.ops.metrics import build_metrics_router
 from kvreg_service.api.ops.models import build_models_router
 from kvreg_service.api.ops.registry import PinRequest, build_registry_router
 from kvreg_service.api.ops.ui import build_ui_router
-from kvreg_service.engine.interface import EngineProtocol
+from kvreg_service.engine.interface.protocol import EngineProtocol
 from kvreg_service.telemetry.metrics.metrics import Metrics
 from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 

@@ -12,12 +12,9 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvreg_service.core.labels import EntryState, LaneState
-from kvreg_service.engine.interface import (
-    EffectiveProfile,
-    EngineProtocol,
-    PoolView,
-    RegistrySnapshot,
-)
+from kvreg_service.engine.interface.profile import EffectiveProfile
+from kvreg_service.engine.interface.protocol import EngineProtocol
+from kvreg_service.engine.interface.snapshot import PoolView, RegistrySnapshot
 
 
 class EngineGauges(Collector):

@@ -18,8 +18,8 @@ from kvreg_service.core import errors, events
 from kvreg_service.core.events import Event
 from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
 from kvreg_service.core.request import Admission
-from kvreg_service.engine.interface import EngineProtocol
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.protocol import EngineProtocol
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.metrics.engine_gauges import EngineGauges
 from kvreg_service.telemetry.request_log.request_log import LogLoss
 from kvreg_service.telemetry.tracing.request_spans import SpanResult
@@ -64,7 +64,7 @@ _REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """The metrics of one process. Implements `engine.observer.Observer`.
+    """The metrics of one process. Implements `engine.interface.observer.Observer`.
 
     Every callback only increments children that were bound at the start. The engine calls one at a
     time; the request log, the tracer and the API may call from any thread.

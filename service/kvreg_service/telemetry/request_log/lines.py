@@ -16,7 +16,7 @@ from typing import Any, Literal
 from kvreg_service.core import events
 from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.labels import CurrentState
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.prefixes import Examined, NewPrefixes
 

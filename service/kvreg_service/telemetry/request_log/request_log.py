@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Literal, Protocol
 
 from kvreg_service.core.events import Event
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.lines import EngineFacts, LineFormat
 from kvreg_service.telemetry.request_log.prefixes import Examined, FileContents, MarkTable
@@ -84,7 +84,7 @@ _Line = Callable[[], tuple[bytes, _OnWritten | None]]
 
 
 class RequestLog:
-    """Writes the request log of one engine. Implements `engine.observer.Observer`.
+    """Writes the request log of one engine. Implements `engine.interface.observer.Observer`.
 
     A callback takes microseconds, whatever the state of the file. Beyond the limits of the queue,
     lines are dropped and counted. `close` writes the rest of the queue.

@@ -13,7 +13,7 @@ from typing import Literal
 
 from kvreg_service.core.labels import Outcome
 from kvreg_service.core.request import Admission
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 
 # The last release of the conventions that contains those for generative AI. They have moved to a
 # repository without releases; the names below are the same there.

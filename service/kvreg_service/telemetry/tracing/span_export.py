@@ -28,7 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import Status, StatusCode
 
 from kvreg_service.core.events import Event
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.tracing.request_spans import (
     SCHEMA_URL,
     SpanDraft,
@@ -65,7 +65,7 @@ class _Sampled:
 
 
 class SpanSender:
-    """Exports spans. Implements `engine.observer.Observer`; its callbacks do not block.
+    """Exports spans. Implements `engine.interface.observer.Observer`; its callbacks do not block.
 
     The sampling decision of the caller applies; without one, requests are sampled at ``ratio``.
     ``count`` is called once for each sampled span, from either thread. The creator closes it.

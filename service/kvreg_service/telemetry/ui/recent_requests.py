@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvreg_service.core.events import Event
 from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 
 MAX_SHOWN = 50
 # Enough to show a tenant its own requests while others are busy; a few hundred kilobytes.
@@ -77,7 +77,10 @@ class _Ended:
 
 
 class RecentRequests:
-    """Keeps the most recent requests. Implements `engine.observer.Observer`. Thread-safe."""
+    """Keeps the most recent requests. Thread-safe.
+
+    Implements `engine.interface.observer.Observer`.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

@@ -14,8 +14,8 @@ from kvreg_service.core import errors, events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
-from kvreg_service.engine import interface
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
+from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 from kvreg_service.telemetry.metrics.metrics import FAILURES, Metrics
 from kvreg_service.testing.fake_engine import FakeEngine
 
@@ -434,7 +434,7 @@ class CountedEngine(FakeEngine):
 
     num_snapshots = 0
 
-    def snapshot(self, tenant: str | None = None) -> interface.RegistrySnapshot:
+    def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
         self.num_snapshots += 1
         return super().snapshot(tenant)
 

@@ -13,7 +13,7 @@ from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import Attach, CurrentState, FinishReason, Outcome, ReusePath, Tail
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.request import Admission, CachePolicy
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.lines import EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, LogLoss, RequestLog
 

@@ -17,7 +17,7 @@ from tests.unit.telemetry.request_log.log_records import record, write_log
 
 from kvreg_service.core.identity import Identity
 from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.prefixes import FileContents, MarkTable
 

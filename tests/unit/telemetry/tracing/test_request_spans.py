@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.telemetry.ended_requests import CANCELLED, FAILED, FINISHED, SECRET, TIMED_OUT
 
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.tracing.request_spans import SpanDraft, draft_trace
 
 ALL = (FINISHED, FAILED, TIMED_OUT, CANCELLED)

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.telemetry.ended_requests import FAILED, FINISHED, TIMED_OUT
 
 from kvreg_service.core.labels import Attach, Tail
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.ui.recent_requests import MAX_SHOWN, RecentRequests, ReturnCounts
 
 

@@ -15,11 +15,11 @@ from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError, wrap_failure
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.step import StepPlan, StepResult
-from kvreg_service.engine.answer import Answer
-from kvreg_service.engine.interface import Totals
-from kvreg_service.engine.observer import Observers
-from kvreg_service.engine.runner import Runner
-from kvreg_service.engine.totals import Tally
+from kvreg_service.engine.interface.snapshot import Totals
+from kvreg_service.engine.loop.runner import Runner
+from kvreg_service.engine.output.answer import Answer
+from kvreg_service.engine.reporting.observers import Observers
+from kvreg_service.engine.reporting.totals import Tally
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvreg_service.core import events
 from kvreg_service.core.labels import EvictionReason, Outcome, ReusePath
 from kvreg_service.core.request import Admission
-from kvreg_service.engine.interface import Totals
+from kvreg_service.engine.interface.snapshot import Totals
 
 
 @dataclass

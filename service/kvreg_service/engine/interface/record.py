@@ -1,22 +1,12 @@
-"""What the engine tells whoever counts, logs or traces: how each request went, and what was moved.
-
-Owns the shapes. Nothing here holds text, and no observer can hold up or break the engine.
-"""
+"""What is known of a request once it has ended. It holds no text."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from kvreg_service.core.events import Event
 from kvreg_service.core.labels import CheckpointKind, FinishReason, Outcome, Tail
 from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.request import Admission, CachePolicy
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,74 +90,9 @@ class RequestRecord:
         return max(0.0, self.ended_at_s - self.arrived_at_s)
 
 
-class Observer(Protocol):
-    """Called on the step loop's thread, between two steps. Must return within microseconds.
-
-    What it raises is logged and goes no further.
-    """
-
-    def request_ended(self, record: RequestRecord) -> None:
-        """An accepted request has ended. Called once for each."""
-        ...
-
-    def registry_changed(self, event: Event) -> None:
-        """A sequence was detached, attached, forked, captured, evicted, or lost its pin."""
-        ...
-
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """The states of one admission were brought in place; both flags may be set."""
-        ...
-
-    def token_followed(self, gap_s: float) -> None:
-        """An answer got another token, ``gap_s`` seconds after the one before."""
-        ...
-
-
-class Observers:
-    """Several observers as one that never raises."""
-
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
-        self._observers = tuple(observers)
-
-    def __bool__(self) -> bool:
-        return bool(self._observers)
-
-    def request_ended(self, record: RequestRecord) -> None:
-        """Tell all of them."""
-        for observer in self._observers:
-            with _logged(observer):
-                observer.request_ended(record)
-
-    def registry_changed(self, event: Event) -> None:
-        """Tell all of them."""
-        for observer in self._observers:
-            with _logged(observer):
-                observer.registry_changed(event)
-
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """Tell all of them."""
-        for observer in self._observers:
-            with _logged(observer):
-                observer.states_moved(seconds, is_attach=is_attach, is_detach=is_detach)
-
-    def token_followed(self, gap_s: float) -> None:
-        """Tell all of them."""
-        for observer in self._observers:
-            with _logged(observer):
-                observer.token_followed(gap_s)
-
-
 def _between(start_s: float | None, end_s: float | None) -> float | None:
     if start_s is None or end_s is None:
         return None
     # A step reads the clock before it takes in what arrived meanwhile, and two of the times come
     # from sums: one may lie just before the other. A sum of durations must never shrink.
     return max(0.0, end_s - start_s)
-
-
-@contextmanager
-def _logged(observer: Observer) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        _logger.exception("the observer %s failed", type(observer).__name__)

@@ -16,8 +16,7 @@ from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.request import Admission, Request
 from kvreg_service.core.sampling_params import TokenLogprobs
-from kvreg_service.engine.delivery import Delivery
-from kvreg_service.engine.interface import (
+from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationEvent,
     GenerationRequest,
@@ -27,7 +26,8 @@ from kvreg_service.engine.interface import (
     Timings,
     TokenReport,
 )
-from kvreg_service.engine.observer import RequestRecord
+from kvreg_service.engine.interface.record import RequestRecord
+from kvreg_service.engine.output.delivery import Delivery
 
 _logger = logging.getLogger(__name__)
 

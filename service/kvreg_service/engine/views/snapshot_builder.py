@@ -15,9 +15,9 @@ from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.scheduler import Scheduler
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.value import CostModel
-from kvreg_service.engine.interface import (
+from kvreg_service.engine.interface.profile import EffectiveProfile
+from kvreg_service.engine.interface.snapshot import (
     AnchorView,
-    EffectiveProfile,
     EntryView,
     LaneView,
     PoolView,
@@ -25,7 +25,7 @@ from kvreg_service.engine.interface import (
     StateSlotsView,
     Totals,
 )
-from kvreg_service.engine.tenant_ids import TenantIds
+from kvreg_service.engine.views.tenant_ids import TenantIds
 
 
 @dataclass(frozen=True)

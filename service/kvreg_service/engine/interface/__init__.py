@@ -1,0 +1,1 @@
+"""What crosses the border of the engine: requests, events, views, records and two protocols."""

@@ -1,0 +1,31 @@
+"""What metrics, logs and traces are called with: ended requests, moves and token intervals."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvreg_service.core.events import Event
+from kvreg_service.engine.interface.record import RequestRecord
+
+
+class Observer(Protocol):
+    """Called on the step loop's thread, between two steps. Must return within microseconds.
+
+    What it raises is logged and goes no further.
+    """
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """An accepted request has ended. Called once for each."""
+        ...
+
+    def registry_changed(self, event: Event) -> None:
+        """A sequence was detached, attached, forked, captured, evicted, or lost its pin."""
+        ...
+
+    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
+        """The states of one admission were brought in place; both flags may be set."""
+        ...
+
+    def token_followed(self, gap_s: float) -> None:
+        """An answer got another token, ``gap_s`` seconds after the one before."""
+        ...

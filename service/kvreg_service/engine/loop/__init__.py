@@ -1,0 +1,1 @@
+"""The step loop, and what carries out its plans on tensors."""

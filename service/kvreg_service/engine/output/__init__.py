@@ -1,0 +1,1 @@
+"""From sampled tokens to text to the readers of answers."""

@@ -1,0 +1,1 @@
+"""What an engine counts, logs and passes to its observers."""

@@ -1,0 +1,1 @@
+"""Frozen views of lanes, entries and pools, as a tenant may see them."""
