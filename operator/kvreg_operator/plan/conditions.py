@@ -184,7 +184,7 @@ def _deferred(step: Step) -> Finding:
 
 def _difference(state: TargetState) -> str | None:
     for pod in state.pods:
-        difference = _difference_of(pod, state.spec) if state.is_current(pod) else None
+        difference = _difference_of(pod, state.observation.spec) if state.is_current(pod) else None
         if difference is not None:
             return difference
     return None

@@ -37,7 +37,7 @@ Removal = Literal["drain", "delete"]
 
 def check_gate(state: TargetState, pod: Pod, waited_s: float) -> Removal | Waiting:
     """Say how the pod may be taken now, or what it waits for."""
-    rollout = state.spec.rollout
+    rollout = state.observation.spec.rollout
     if pod.is_dead or not rollout.wait_for_idle:
         return "delete"
     if _is_forced(state, waited_s):
@@ -76,7 +76,7 @@ def check_gate(state: TargetState, pod: Pod, waited_s: float) -> Removal | Waiti
 
 
 def _is_forced(state: TargetState, waited_s: float) -> bool:
-    rollout = state.spec.rollout
+    rollout = state.observation.spec.rollout
     return rollout.force and waited_s >= rollout.idle_timeout_seconds
 
 
@@ -92,7 +92,7 @@ def find_unknown_fit(state: TargetState) -> Waiting | None:
 
 def find_canary(state: TargetState) -> Waiting | None:
     """Say that the canary holds the others, if it does."""
-    canary, held = state.spec.canary, tuple(pod.name for pod in state.stale)
+    canary, held = state.observation.spec.canary, tuple(pod.name for pod in state.stale)
     if canary is None or not held:
         return None
     message = (

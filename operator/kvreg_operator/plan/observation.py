@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kvreg_operator.crd.profile import EffectiveSettings, KVRegistryProfile, Metadata
+from kvreg_operator.crd.profile import EffectiveSettings, KVRegistryProfile, Metadata, ProfileSpec
 
 UpdateStrategy = Literal["RollingUpdate", "OnDelete"]
 
@@ -151,6 +151,11 @@ class Observation:
     config_maps: frozenset[str] = frozenset()
     others: tuple[Metadata, ...] = ()
     fit_jobs: tuple[FitJob, ...] = ()
+
+    @property
+    def spec(self) -> ProfileSpec:
+        """What the profile asks for."""
+        return self.profile.spec
 
     def with_failed_fit_job(self, name: str, failure: str) -> Observation:
         """Return the observation with a failed Job of that name, unless there is one already."""

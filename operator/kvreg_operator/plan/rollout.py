@@ -51,7 +51,7 @@ class Step:
 
 def next_step(state: TargetState, *, waited_s: float) -> Step:
     """Return the next step. ``waited_s`` is how long the rollout has waited for an engine."""
-    if state.spec.rollout.paused:
+    if state.observation.spec.rollout.paused:
         return _paused(state)
     step = _advance(state, waited_s)
     return replace(step, actions=step.actions + drop_obsolete_fit_jobs(state))
@@ -98,7 +98,7 @@ def _paused(state: TargetState) -> Step:
 
 def _ensure_config_map(state: TargetState) -> tuple[Action, ...]:
     name = state.desired.config_map_name
-    if name in state.config_maps:
+    if name in state.observation.config_maps:
         return ()
     return (ApplyConfigMap(name, state.desired.config_map),)
 
@@ -117,7 +117,7 @@ def _needs_fit_job(state: TargetState) -> bool:
     """
     if any(pod.is_available for pod in state.pods) or state.worst_fit is not None:
         return False
-    is_new = state.desired.config_map_name not in state.config_maps
+    is_new = state.desired.config_map_name not in state.observation.config_maps
     return is_new and state.fit_failure is None
 
 
@@ -138,7 +138,7 @@ def _patch_template(state: TargetState, settings: tuple[Action, ...], waited_s: 
     pod = None
     if is_change and (unknown := find_unknown_fit(state)) is not None:
         return Step(waiting=unknown)
-    if state.spec.rollout.strategy == "RollingUpdate" and is_change:
+    if state.observation.spec.rollout.strategy == "RollingUpdate" and is_change:
         pod = _next_pod(state)
         if pod is not None:
             removal = check_gate(state, pod, waited_s)
@@ -153,7 +153,7 @@ def _patch_template(state: TargetState, settings: tuple[Action, ...], waited_s: 
 
 
 def _replace_next(state: TargetState, waited_s: float) -> Step:
-    if state.spec.rollout.strategy == "OnDelete" and not state.drained:
+    if state.observation.spec.rollout.strategy == "OnDelete" and not state.drained:
         names = tuple(pod.name for pod in state.stale)
         message = "rollout.strategy is OnDelete: a pod takes the change when it is deleted"
         return Step(waiting=Waiting("OnDelete", message, names))
@@ -183,7 +183,7 @@ def _replace(state: TargetState, pod: Pod, waited_s: float) -> Step:
 
 def _next_pod(state: TargetState) -> Pod | None:
     """Return the pod to replace next."""
-    stale = state.stale if state.spec.rollout.strategy == "RollingUpdate" else ()
+    stale = state.stale if state.observation.spec.rollout.strategy == "RollingUpdate" else ()
     candidates = [pod for pod in stale if state.is_in_canary(pod)]
     candidates += state.drained
     return min(candidates, key=_order, default=None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvreg_operator.crd.profile import ProfileSpec
 from kvreg_operator.manifests.desired_state import DesiredState
 from kvreg_operator.plan.observation import Fit, FitJob, Observation, Pod, Target
 
@@ -17,19 +16,16 @@ OVERDUE_AFTER_S = 60.0
 
 @dataclass(frozen=True)
 class TargetState:
-    """The observed target beside the desired state. Pods beyond the replicas are left out.
+    """The observed target beside the desired state.
 
-    ``mounted`` are the ConfigMaps that any pod mounts. ``failures`` says which pods will not become
-    ready by themselves, and why.
+    ``pods`` are those within the replicas. ``failures`` says which pods will not become ready by
+    themselves, and why.
     """
 
-    spec: ProfileSpec
+    observation: Observation
     target: Target
     desired: DesiredState
     pods: tuple[Pod, ...]
-    config_maps: frozenset[str]
-    mounted: frozenset[str]
-    fit_jobs: tuple[FitJob, ...]
     failures: tuple[str, ...]
 
     @property
@@ -79,7 +75,7 @@ class TargetState:
     def missing(self) -> tuple[str, ...]:
         """Names of pods that the StatefulSet should have and does not."""
         present = {pod.ordinal for pod in self.pods}
-        name = self.spec.target_ref.name
+        name = self.observation.spec.target_ref.name
         return tuple(f"{name}-{k}" for k in self.target.ordinals if k not in present)
 
     @property
@@ -90,7 +86,7 @@ class TargetState:
 
     def is_in_canary(self, pod: Pod) -> bool:
         """Whether the rollout may touch this pod: any, or the last ones while there is a canary."""
-        canary = self.spec.canary
+        canary = self.observation.spec.canary
         return canary is None or pod.ordinal >= self.target.ordinals.stop - canary.pods
 
     @property
@@ -104,12 +100,14 @@ class TargetState:
     @property
     def fit_job(self) -> FitJob | None:
         """The Job for the desired state, if there is one."""
-        return next((job for job in self.fit_jobs if job.name == self.desired.fit_job_name), None)
+        wanted = self.desired.fit_job_name
+        return next((job for job in self.observation.fit_jobs if job.name == wanted), None)
 
     @property
     def obsolete_fit_jobs(self) -> tuple[str, ...]:
         """Jobs for an earlier desired state."""
-        return tuple(job.name for job in self.fit_jobs if job.name != self.desired.fit_job_name)
+        names = (job.name for job in self.observation.fit_jobs)
+        return tuple(name for name in names if name != self.desired.fit_job_name)
 
     @property
     def fit_failure(self) -> str | None:
@@ -124,8 +122,9 @@ class TargetState:
     @property
     def unused_config_maps(self) -> tuple[str, ...]:
         """ConfigMaps of the operator that neither the template nor any pod refers to."""
-        used = {self.desired.config_map_name, self.target.config_map, *self.mounted}
-        return tuple(sorted(self.config_maps - used))
+        mounted = {pod.config_map for pod in self.observation.pods}
+        used = {self.desired.config_map_name, self.target.config_map, *mounted}
+        return tuple(sorted(self.observation.config_maps - used))
 
 
 def build_target_state(
@@ -134,13 +133,10 @@ def build_target_state(
     """Compare an observed target with its desired state."""
     pods = sorted(observation.pods, key=lambda pod: pod.ordinal)
     return TargetState(
-        spec=observation.profile.spec,
+        observation=observation,
         target=target,
         desired=desired,
         pods=tuple(pod for pod in pods if pod.ordinal in target.ordinals),
-        config_maps=observation.config_maps,
-        mounted=frozenset(pod.config_map for pod in pods if pod.config_map is not None),
-        fit_jobs=observation.fit_jobs,
         failures=_find_failures(pods, now_s),
     )
 
