@@ -107,12 +107,12 @@ def _rolls() -> Row:
 
 def _health() -> Row:
     return Row(
-        "Does the operator hear anything?",
+        "Does the API server answer the operator?",
         [
             number(
                 About(
-                    "Longest silence of a watch",
-                    "Beyond ten minutes the operator is deaf for that kind of object.",
+                    "Time since an event or a list, longest",
+                    "Beyond ten minutes the operator does not see changes of that kind of object.",
                     "s",
                     alert="KvregOperatorDeaf",
                 ),
@@ -121,8 +121,8 @@ def _health() -> Row:
             ),
             graph(
                 About(
-                    "Time since anything was heard, by kind of object",
-                    "Small teeth are normal. A straight rise is a watch that has died.",
+                    "Time since an event or a list, by kind of object",
+                    "Small teeth are normal. A straight rise: its lists fail, and no event comes.",
                     "s",
                     alert="KvregOperatorDeaf",
                 ),

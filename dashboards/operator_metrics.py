@@ -14,4 +14,4 @@ OPERATOR_METRICS = {
     "kvreg_operator_reconciles_total": ("result",),
 }
 """Names and labels. Profiles are those whose condition is true. The age of a watch is the time
-since anything was heard of its kind: an event, a bookmark, or a list."""
+since an event of its kind, or a list, arrived."""

@@ -51,13 +51,16 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     metrics_port: int = Field(default=9090, ge=1, le=65535, description="Port of /metrics.")
     liveness_port: int = Field(default=8080, ge=1, le=65535, description="Port of /healthz.")
-    # What no event tells, as an engine that changed its mind, is noticed after this time.
+    # What sends no event, such as an engine that becomes idle, is noticed after this time.
     resync_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Time between two looks at every profile."
+        default=30.0, gt=0, le=3600, description="Time between two passes over every profile."
     )
-    # Two reconnections of a watch; with the probe's own delays still within two minutes.
+    # Four lists; with the delays of the probe and of the end still within two minutes.
     deaf_after_s: float = Field(
-        default=60.0, gt=0, le=3600, description="How late a watch may tell what a list shows."
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="Time without a complete list in any namespace until the probe fails.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."

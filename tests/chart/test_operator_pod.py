@@ -87,7 +87,7 @@ def test_there_is_never_a_second_operator() -> None:
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
 
 
-def test_a_deaf_operator_is_restarted_within_half_a_minute() -> None:
+def test_operator_that_fails_its_probe_is_restarted_within_half_a_minute() -> None:
     probe = container(render(), "Deployment")["livenessProbe"]
     assert probe["httpGet"] == {"path": "/healthz", "port": "liveness"}
     assert probe["periodSeconds"] * probe["failureThreshold"] == 30

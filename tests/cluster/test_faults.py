@@ -38,7 +38,7 @@ def shared(share_release: MakeRelease, proxy: ApiProxy) -> Release:
 
 @pytest.fixture
 def release(shared: Release, proxy: ApiProxy) -> Iterator[Release]:
-    """The release with an operator that hears everything, before and after each story."""
+    """The release with an operator that no request fails, before and after each story."""
     yield shared
     proxy.fail()
     shared.wait_ready(1, "operator")
@@ -102,9 +102,26 @@ def test_edit_is_served_once_the_api_server_answers_again(
     assert release.uids() != engines
 
 
-def test_operator_that_hears_nothing_is_restarted(release: Release, proxy: ApiProxy) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault(PROFILE_KIND, 403), id="lists-403"),
+        pytest.param(Fault("pods", 500, is_watch=False), id="lists-500"),
+        pytest.param(Fault("statefulsets", None, is_watch=False), id="lists-reset"),
+    ],
+)
+def test_operator_that_cannot_list_is_restarted(
+    release: Release, proxy: ApiProxy, fault: Fault
+) -> None:
     before = restarts(release)
-    # Watches are cut and begun anew for ever, which Kopf takes for ordinary life.
-    proxy.fail(Fault(PROFILE_KIND, None, is_watch=True))
-    release.edit(rollout={"idleTimeoutSeconds": 100 + before})
-    release.wait_until(lambda: restarts(release) > before, "the deaf operator is restarted")
+    proxy.fail(fault)
+    release.wait_until(lambda: restarts(release) > before, "the operator is restarted")
+
+
+def test_operator_whose_watches_fail_is_not_restarted(release: Release, proxy: ApiProxy) -> None:
+    before = restarts(release)
+    proxy.fail(Fault(PROFILE_KIND, 500, is_watch=True))
+    failed = proxy.num_failed
+    # Longer than the limit of the probe: Kopf has ended and is started again by then.
+    release.wait_until(lambda: proxy.num_failed > failed + 6, "Kopf was started again")
+    assert restarts(release) == before

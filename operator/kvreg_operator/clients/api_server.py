@@ -7,6 +7,7 @@ written, and what for, its users decide. It asks once; trying again is the next 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +38,6 @@ CONFLICT_DELAY_S = 1.0
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 Manifest = dict[str, Any]
@@ -55,6 +55,11 @@ class ResourceKind:
         parts = [self.group_path, "namespaces", namespace, self.plural, name, subresource]
         return "/".join(part for part in parts if part is not None)
 
+    @property
+    def full_name(self) -> str:
+        """The plural with its group, as kubectl writes it."""
+        return f"{self.plural}.{self.group_path.split('/')[2]}"
+
 
 PROFILES = ResourceKind(f"/apis/{GROUP}/{VERSION}", PLURAL)
 STATEFUL_SETS = ResourceKind("/apis/apps/v1", "statefulsets")
@@ -62,23 +67,6 @@ PODS = ResourceKind("/api/v1", "pods")
 CONFIG_MAPS = ResourceKind("/api/v1", "configmaps")
 EVENTS = ResourceKind("/api/v1", "events")
 JOBS = ResourceKind("/apis/batch/v1", "jobs")
-
-
-async def load_cluster_configuration() -> Configuration:
-    """Read how the cluster is reached: as a pod of it, or else from a kubeconfig.
-
-    Raises:
-        PermanentError: Neither is there.
-    """
-    configuration = Configuration()
-    try:
-        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except ConfigException:
-        try:
-            await load_kube_config(client_configuration=configuration)
-        except ConfigException as err:
-            raise PermanentError(f"no pod of a cluster, and no kubeconfig: {err}") from err
-    return configuration
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ class ClusterApi:
     ) -> AsyncIterator[Manifest]:
         """Yield the objects of a namespace, those of a label selector only if there is one."""
         query = {} if selector is None else {"labelSelector": selector}
-        async for page in self._pages(kind.path(namespace), query, _JSON):
+        async for page in self._pages(kind.path(namespace), query):
             for manifest in page:
                 yield manifest
 
@@ -112,13 +100,9 @@ class ClusterApi:
         """Return the objects of a namespace, as ``each`` yields them."""
         return [manifest async for manifest in self.each(kind, namespace, selector)]
 
-    async def list_versions(self, kind: ResourceKind, namespace: str) -> dict[str, str]:
-        """Return the versions of the objects of a namespace, by uid."""
-        return {
-            each["metadata"]["uid"]: each["metadata"]["resourceVersion"]
-            async for page in self._pages(kind.path(namespace), {}, _METADATA_ONLY)
-            for each in page
-        }
+    async def require_list(self, kind: ResourceKind, namespace: str) -> None:
+        """Require that the objects of a namespace can be listed: ask for one of them."""
+        await self._ask("GET", kind.path(namespace), {"limit": "1"})
 
     async def apply(self, kind: ResourceKind, manifest: Manifest) -> Manifest:
         """Apply the fields of ``manifest``, server-side, and return the object.
@@ -174,12 +158,10 @@ class ClusterApi:
         except (NotServed, Conflict):
             return
 
-    async def _pages(
-        self, path: str, query: dict[str, str], accept: str
-    ) -> AsyncIterator[list[Manifest]]:
+    async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[list[Manifest]]:
         query = {**query, "limit": str(PAGE_SIZE)}
         while True:
-            answer = await self._ask("GET", path, query, accept=accept)
+            answer = await self._ask("GET", path, query)
             yield answer.get("items") or []
             token = (answer.get("metadata") or {}).get("continue")
             if not token:
@@ -193,10 +175,8 @@ class ClusterApi:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
         content_type: str = _JSON,
-        *,
-        accept: str = _JSON,
     ) -> Manifest:
-        headers = {"Accept": accept, "Content-Type": content_type}
+        headers = {"Accept": _JSON, "Content-Type": content_type}
         try:
             answer: Any = await self.client.call_api(
                 path,
@@ -239,3 +219,27 @@ def _retry_after_s(err: ApiException) -> float:
 
 def _shorten(body: object) -> str:
     return str(body or "")[:500]
+
+
+@asynccontextmanager
+async def connect_to_cluster() -> AsyncIterator[ClusterApi]:
+    """Connect as a pod of the cluster, or else as a kubeconfig says.
+
+    Raises:
+        PermanentError: This is no pod, and there is no kubeconfig.
+    """
+    async with ApiClient(await _load_configuration()) as client:
+        client.user_agent = FIELD_MANAGER
+        yield ClusterApi(client)
+
+
+async def _load_configuration() -> Configuration:
+    configuration = Configuration()
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        try:
+            await load_kube_config(client_configuration=configuration)
+        except ConfigException as err:
+            raise PermanentError(f"no pod of a cluster, and no kubeconfig: {err}") from err
+    return configuration

@@ -6,7 +6,6 @@ parsed: it is skipped with a warning, and keeps its seniority.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,7 +21,6 @@ from kvreg_operator.clients.api_server import (
     ClusterApi,
     Manifest,
 )
-from kvreg_operator.clients.errors import TemporaryError
 from kvreg_operator.crd.profile import (
     TARGET_LABEL,
     KVRegistryProfile,
@@ -37,10 +35,6 @@ from kvreg_operator.observe.parsing import (
     settings_to_fit,
 )
 from kvreg_operator.plan.observation import Observation
-
-# Several times what a slow API server and the slowest engines take together.
-TIMEOUT_S = 120.0
-RETRY_DELAY_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -66,14 +60,6 @@ class Observer:
             OperatorError: The API server did not answer, or refused, or the key of the engines
                 cannot be read.
         """
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await self._observe(namespace, name)
-        except TimeoutError as err:
-            message = f"the look at {namespace}/{name} took longer than {TIMEOUT_S:.0f} s"
-            raise TemporaryError(message, delay_s=RETRY_DELAY_S) from err
-
-    async def _observe(self, namespace: str, name: str) -> tuple[Observation, ...]:
         profiles, claims = await self._read_profiles(namespace, name)
         if not profiles:
             self._engines.forget((namespace, name))

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import httpx
+from prometheus_client import CollectorRegistry
 
 from kvreg_operator.clients.api_server import ClusterApi
 from kvreg_operator.observe.engines import Engines
@@ -22,11 +23,12 @@ from kvreg_operator.reconcile.workers import Workers
 def build_workers(
     api: ClusterApi,
     http: httpx.AsyncClient,
-    metrics: OperatorMetrics,
+    registry: CollectorRegistry,
     *,
     api_key_file: Path | None,
 ) -> Workers:
-    """Build the workers, with a queue of their own."""
+    """Build the workers, with a queue and metrics of their own."""
+    metrics = OperatorMetrics(registry, time.monotonic)
     recorder = EventRecorder(api, time.time, socket.gethostname())
     engines = Engines(http, api_key_file)
     observer = Observer(api, engines, recorder.warn)

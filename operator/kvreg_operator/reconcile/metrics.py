@@ -43,7 +43,7 @@ class OperatorMetrics:
         )
         self._watch_age = Gauge(
             "kvreg_operator_watch_age_seconds",
-            "Time since anything was heard of a kind of object.",
+            "Time since an event or a list of a kind of object arrived.",
             ["kind"],
             registry=registry,
         )
@@ -62,10 +62,10 @@ class OperatorMetrics:
         for result in get_args(ReconcileResult):
             self._reconciles.labels(result)
         for kind in get_args(WatchKind):
-            self.heard(kind)
+            self.note_seen(kind)
 
-    def heard(self, kind: WatchKind) -> None:
-        """Note that an event, a bookmark or a list of this kind has just come."""
+    def note_seen(self, kind: WatchKind) -> None:
+        """Note that an event or a list of this kind has just arrived."""
         since = self._clock()
         self._watch_age.labels(kind).set_function(lambda: self._clock() - since)
 

@@ -6,6 +6,7 @@ alone, and none of them ends a worker.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from kvreg_operator.clients.errors import Conflict, PermanentError, TemporaryError
@@ -14,6 +15,9 @@ from kvreg_operator.reconcile.reconciler import Reconciler
 from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 
 NUM_WORKERS = 4
+# Several times what a slow API server and the slowest engines take together. It may cut a pass
+# anywhere: the next one continues from what it finds.
+PASS_TIMEOUT_S = 180.0
 # Only a change by a person helps, and that is told; this is for the right that was granted.
 AFTER_PERMANENT_S = 60.0
 MAX_BACKOFF_S = 60.0
@@ -29,8 +33,14 @@ class Workers:
     ) -> None:
         self.queue = queue
         self._reconciler = reconciler
-        self._metrics = metrics
+        self.metrics = metrics
         self._failures: dict[TargetKey, int] = {}
+
+    async def run(self) -> None:
+        """Make passes for ever, ``NUM_WORKERS`` at a time."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(NUM_WORKERS):
+                tasks.create_task(self.work())
 
     async def work(self) -> None:
         """Be one worker, for ever."""
@@ -45,24 +55,31 @@ class Workers:
 
     async def _look(self, target: TargetKey) -> float | None:
         try:
-            delay_s = await self._reconciler.reconcile(target)
+            async with asyncio.timeout(PASS_TIMEOUT_S):
+                delay_s = await self._reconciler.reconcile(target)
         except Conflict as err:
             # Others write too; the look at what they wrote is due at once.
-            self._metrics.reconciled("temporary_error")
+            self.metrics.reconciled("temporary_error")
             _logger.info("%s: changed since it was looked at: %s", target, err)
             return max(err.delay_s, self._back_off_s(target))
         except TemporaryError as err:
-            self._metrics.reconciled("temporary_error")
+            self.metrics.reconciled("temporary_error")
             delay_s = max(err.delay_s, self._back_off_s(target))
             _logger.warning("%s: %s; trying again in %.0f s", target, err, delay_s)
             return delay_s
+        except TimeoutError:
+            self.metrics.reconciled("temporary_error")
+            delay_s = self._back_off_s(target)
+            message = "%s: the pass took longer than %.0f s; trying again in %.0f s"
+            _logger.warning(message, target, PASS_TIMEOUT_S, delay_s)
+            return delay_s
         except PermanentError as err:
-            self._metrics.reconciled("permanent_error")
+            self.metrics.reconciled("permanent_error")
             _logger.error("%s: %s", target, err)
             return AFTER_PERMANENT_S
         except Exception:
             # A bug, or an object of a shape that nobody thought of: the other targets go on.
-            self._metrics.reconciled("permanent_error")
+            self.metrics.reconciled("permanent_error")
             _logger.exception("%s: the look failed", target)
             return AFTER_PERMANENT_S
         self._failures.pop(target, None)

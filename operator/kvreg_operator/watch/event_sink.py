@@ -1,15 +1,46 @@
-"""Which target an object of a watch concerns."""
+"""Where the events of the watches and the lists of the resync go.
+
+Owns which target an object concerns. Waking the target is all that follows from an event: the pass
+reads everything itself.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from kvreg_operator.crd.profile import find_target_name
-from kvreg_operator.reconcile.metrics import WatchKind
-from kvreg_operator.reconcile.target_queue import TargetKey
+from kvreg_operator.reconcile.metrics import OperatorMetrics, WatchKind
+from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
+
+TakeEvent = Callable[[WatchKind, Any], None]
 
 
-def find_target(kind: WatchKind, manifest: Any) -> TargetKey | None:
+@dataclass(frozen=True)
+class EventSink:
+    """Wakes the targets of what was watched or listed, and notes that it was."""
+
+    queue: TargetQueue
+    metrics: OperatorMetrics
+
+    def take_event(self, kind: WatchKind, manifest: Mapping[str, Any]) -> None:
+        """Take the object of a watch event in."""
+        self.metrics.note_seen(kind)
+        if (target := find_target(kind, manifest)) is not None:
+            self.queue.wake(target)
+
+    def take_resync(self) -> None:
+        """Note that all watched kinds of a namespace were listed."""
+        for kind in get_args(WatchKind):
+            self.metrics.note_seen(kind)
+
+    def wake(self, namespace: str, name: str) -> None:
+        """Wake the target of that name."""
+        self.queue.wake(TargetKey(namespace, name))
+
+
+def find_target(kind: WatchKind, manifest: Mapping[str, Any]) -> TargetKey | None:
     """Return the target that an object is, names or belongs to; None for other objects."""
     metadata = manifest["metadata"]
     match kind:

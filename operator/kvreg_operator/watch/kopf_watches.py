@@ -1,8 +1,8 @@
-"""The watches of all namespaces, those of each in a thread of its own.
+"""The watches of one namespace, in a thread of their own.
 
-Owns that a namespace which is lost, as with its Role, does not take the others with it. Kopf ends
-as a whole when one of its watches is refused for good, and at its end it cancels whatever tasks
-there are beside it. So it runs once for each namespace, in a loop of its own.
+Owns that Kopf is started again when it ends. It ends as a whole when one of its watches is refused,
+and then cancels all tasks of its loop. So each namespace has a Kopf of its own, in a loop of its
+own, and one that is refused does not affect the others. Meanwhile the resync wakes the targets.
 """
 
 from __future__ import annotations
@@ -10,103 +10,112 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, cast
 
 import kopf
 
-from kvreg_operator.clients.api_server import PROFILES, ClusterApi
-from kvreg_operator.clients.errors import OperatorError
-from kvreg_operator.crd.profile import FIELD_MANAGER
-from kvreg_operator.reconcile.metrics import WatchKind
-from kvreg_operator.watch.handlers import Ears, Login, build_kopf_settings, build_registry
+from kvreg_operator.watch.event_sink import EventSink
+from kvreg_operator.watch.kopf_setup import Login, build_kopf_settings, build_registry
+from kvreg_operator.watch.lists import Lists
 
-# With the time that Kopf takes to give up, well within two minutes.
 RETRY_S = 30.0
+_IDENTITY = "kvreg-operator"
 
 _logger = logging.getLogger(__name__)
 
 
-class Watches:
-    """Watches namespaces, and remembers which of them it has lost, and why."""
+class KopfWatches:
+    """Watches one namespace, and remembers why it could not."""
 
     def __init__(
         self,
-        api: ClusterApi,
-        namespaces: Collection[str],
-        ears: Ears,
+        lists: Lists,
+        namespace: str,
+        sink: EventSink,
         *,
         login: Login = kopf.login_via_async_client,
         build_settings: Callable[[], kopf.OperatorSettings] = build_kopf_settings,
         retry_s: float = RETRY_S,
     ) -> None:
-        self._api = api
-        self._ears = ears
+        self._lists = lists
+        self._namespace = namespace
+        self._sink = sink
         self._login = login
         self._build_settings = build_settings
         self._retry_s = retry_s
-        self._watched = set(namespaces)
-        self._failures: dict[str, str] = {}
+        self._failure: str | None = None
 
-    async def watch(self, namespace: str) -> None:
-        """Watch a namespace for ever; begin anew where that fails and another one is watched.
-
-        Raises:
-            Exception: It failed, and no other namespace is watched.
-        """
+    async def run(self) -> None:
+        """Watch for ever; start again after ``retry_s`` when Kopf ends."""
         while True:
-            failure: BaseException
-            try:
-                # Kopf takes longer to notice what it may not list.
-                await self._api.list_versions(PROFILES, namespace)
-            except OperatorError as err:
-                failure = err
-            else:
-                self._watched.add(namespace)
-                failure = await self._run_kopf(namespace)
-            self._watched.discard(namespace)
-            # Nothing is owed by a watch that is known to be broken.
-            self._ears.hearing.forget(namespace)
-            if not self._watched:
-                raise failure
-            self._complain(namespace, failure)
+            # Kopf takes some 20 s to give up a namespace that may not be listed.
+            failure = (await self._lists.read(self._namespace)).failure
+            if failure is None:
+                failure = await self._run_kopf()
+            self._log(failure)
             await asyncio.sleep(self._retry_s)
 
-    async def _run_kopf(self, namespace: str) -> BaseException:
-        """Run Kopf until it fails, and return why."""
-        loop, stop = asyncio.get_running_loop(), threading.Event()
+    async def _run_kopf(self) -> str:
+        """Run Kopf until it ends, and return why."""
+        loop = asyncio.get_running_loop()
 
-        def hear(kind: WatchKind, event: Any) -> None:
-            loop.call_soon_threadsafe(self._ears.hear, kind, event)
+        def take_event(*event: Any) -> None:
+            loop.call_soon_threadsafe(self._sink.take_event, *event)
 
         async def operate() -> None:
-            try:
-                await kopf.operator(
-                    registry=build_registry(hear, self._login),
-                    settings=self._build_settings(),
-                    namespaces=[namespace],
-                    # Otherwise it asks who the user is, which fails for a number without a name.
-                    identity=cast(Any, FIELD_MANAGER),
-                    stop_flag=stop,
-                )
-            finally:
-                # A thread of Kopf's waits for it, and the loop for that thread.
-                stop.set()
+            await kopf.operator(
+                registry=build_registry(take_event, self._login),
+                settings=self._build_settings(),
+                namespaces=[self._namespace],
+                # By default Kopf looks up the name of the user, who may have none.
+                identity=cast(Any, _IDENTITY),
+            )
 
-        with ThreadPoolExecutor(1, thread_name_prefix=f"watches-{namespace}") as threads:
-            ended = loop.run_in_executor(threads, lambda: asyncio.run(operate()))
-            try:
-                await asyncio.wait([ended])
-            except asyncio.CancelledError:
-                stop.set()
-                await asyncio.wait([ended])
-                raise
-        return ended.exception() or RuntimeError("Kopf has ended by itself")
+        err = await run_in_thread(operate, f"watches-{self._namespace}")
+        return "Kopf has ended" if err is None else f"{type(err).__name__}: {err}"
 
-    def _complain(self, namespace: str, failure: BaseException) -> None:
-        said = f"{type(failure).__name__}: {failure}"
-        if said != self._failures.get(namespace):
+    def _log(self, failure: str) -> None:
+        if failure != self._failure:
             message = "namespace %s is not watched, and is tried again each %.0f s: %s"
-            _logger.error(message, namespace, self._retry_s, said)
-        self._failures[namespace] = said
+            _logger.error(message, self._namespace, self._retry_s, failure)
+        self._failure = failure
+
+
+async def run_in_thread(
+    make: Callable[[], Coroutine[Any, Any, None]], name: str
+) -> BaseException | None:
+    """Run a coroutine in a thread and a loop of its own; return the exception that ended it.
+
+    Effects: a cancellation cancels the coroutine, and waits for its end.
+    """
+    is_cancelled = threading.Event()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
+
+    async def run() -> None:
+        task = asyncio.ensure_future(make())
+        running.append((asyncio.get_running_loop(), task))
+        if is_cancelled.is_set():
+            task.cancel()
+        await task
+
+    threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+    ended = asyncio.get_running_loop().run_in_executor(threads, lambda: asyncio.run(run()))
+    try:
+        await asyncio.wait([ended])
+    except asyncio.CancelledError:
+        is_cancelled.set()
+        for loop, task in running:
+            # The loop may be closed by now.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(task.cancel)
+        await asyncio.wait([ended])
+        # Or asyncio logs that it was never retrieved.
+        ended.exception()
+        raise
+    finally:
+        # Not joined here: a second cancellation would block the loop until the thread ends.
+        threads.shutdown(wait=False)
+    return ended.exception()

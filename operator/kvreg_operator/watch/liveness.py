@@ -1,144 +1,69 @@
-"""Whether the watches still tell what happens, judged by lists of the same objects.
+"""Whether the operator is alive: it can still list what it watches.
 
-Owns the comparison. A quiet cluster tells nothing, so silence alone says nothing: a watch is deaf
-when a list showed a version of an object that neither it nor a newer one was told of in time. A
-watch that was cut off for too long begins anew with a listing of its own, and never tells of what
-has ended in between: nothing is owed of that.
-Pure but for the clock it is given; who watches and who lists is not its business.
+Owns the rule, and the probe that the kubelet asks. The watches do not count: the resync wakes every
+target without them. Passes do not count either: each of them has a timeout, and is retried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from kvreg_operator.reconcile.metrics import WatchKind
+from aiohttp import web
 
+PROBE_PATH = "/healthz"
 
-@dataclass(frozen=True)
-class WatchedObject:
-    """One object that a watch should tell of."""
-
-    kind: WatchKind
-    namespace: str
-    uid: str
+_logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What was told of an object last: its version, and in which listing of the watch's own."""
+class Liveness:
+    """When a resync last succeeded. ``clock`` returns monotonic seconds.
 
-    version: str
-    listing: int
-
-
-@dataclass(frozen=True)
-class _Debt:
-    """What a list showed first and a watch has not told: a version, or that the object is gone."""
-
-    version: str | None
-    since_s: float
-
-
-class Hearing:
-    """What was told, and what is still owed. ``clock`` returns monotonic seconds.
-
-    Deaf is also an operator whose lists have all failed for ``silent_after_s``.
+    The resync of any namespace counts. One that was taken out of the Role fails for good, and a
+    restart would end the work in the others.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], *, deaf_after_s: float, silent_after_s: float
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], *, limit_s: float) -> None:
         self._clock = clock
-        self._deaf_after_s = deaf_after_s
-        self._silent_after_s = silent_after_s
-        self._told: dict[WatchedObject, _Told] = {}
-        self._listings: dict[tuple[WatchKind, str], int] = {}
-        self._owed: dict[WatchedObject, _Debt] = {}
-        self._listed_s = clock()
+        self._limit_s = limit_s
+        self._succeeded_s = clock()
+        self._failures: dict[str, str] = {}
 
-    def told(self, it: WatchedObject, version: str, *, by_listing: bool = False) -> None:
-        """Note that a watch told of an object in this version.
+    def note_success(self, namespace: str) -> None:
+        """Note that all watched kinds of a namespace were listed."""
+        self._succeeded_s = self._clock()
+        self._failures.pop(namespace, None)
 
-        ``by_listing`` says that it did so because it began, and not because anything happened.
-        """
-        kind, earlier = (it.kind, it.namespace), self._told.get(it)
-        listing = self._listings.setdefault(kind, 0)
-        if by_listing and earlier is not None and earlier.listing == listing:
-            # Each listing tells of an object once: this is another one.
-            listing = self._listings[kind] = listing + 1
-        self._told[it] = _Told(version, listing)
-        debt = self._owed.get(it)
-        if debt is not None and debt.version is not None and _covers(version, debt.version):
-            del self._owed[it]
+    def note_failure(self, namespace: str, failure: str) -> None:
+        """Note why a resync of a namespace failed."""
+        self._failures[namespace] = failure
 
-    def told_gone(self, it: WatchedObject) -> None:
-        """Note that a watch told of the end of an object."""
-        self._told.pop(it, None)
-        self._owed.pop(it, None)
-
-    def listed(self, kind: WatchKind, namespace: str, versions: Mapping[str, str]) -> bool:
-        """Compare a list, version by uid, with what was told; return whether nothing is owed."""
-        now_s = self._clock()
-        shown = {WatchedObject(kind, namespace, uid): v for uid, v in versions.items()}
-        listing = self._listings.get((kind, namespace), 0)
-        known = {it for it in self._told if (it.kind, it.namespace) == (kind, namespace)}
-        for it in [it for it in known - shown.keys() if self._told[it].listing != listing]:
-            known.remove(it)
-            del self._told[it]
-        owed: dict[WatchedObject, _Debt] = {}
-        for it in shown.keys() | known:
-            version, told = shown.get(it), self._told.get(it)
-            if (
-                version is not None
-                and told is not None
-                and _is_same_or_newer(told.version, version)
-            ):
-                continue
-            owed[it] = _Debt(version, now_s)
-        for it in [it for it in self._owed if (it.kind, it.namespace) == (kind, namespace)]:
-            earlier = self._owed.pop(it)
-            # An object that changes all the time owes its oldest untold version, not its newest.
-            if it in owed and (earlier.version is None) == (owed[it].version is None):
-                owed[it] = earlier
-        self._owed |= owed
-        return not owed
-
-    def listed_anything(self) -> None:
-        """Note that all lists of one namespace, at least, have succeeded."""
-        self._listed_s = self._clock()
-
-    def forget(self, namespace: str) -> None:
-        """Forget what was told and is owed of a namespace that nobody listens to any more."""
-        self._told = {it: told for it, told in self._told.items() if it.namespace != namespace}
-        self._owed = {it: debt for it, debt in self._owed.items() if it.namespace != namespace}
-
-    def find_deafness(self) -> str | None:
-        """Return what the operator does not hear any more, as a sentence, or None."""
-        now_s = self._clock()
-        silent_s = now_s - self._listed_s
-        if silent_s > self._silent_after_s:
-            return f"no complete list of the cluster has succeeded for {silent_s:.0f} s"
-        for it, debt in self._owed.items():
-            late_s = now_s - debt.since_s
-            if late_s > self._deaf_after_s:
-                what = "the end" if debt.version is None else f"version {debt.version}"
-                return (
-                    f"the watch of {it.kind} in {it.namespace} has not told {what} of the object "
-                    f"{it.uid}, which a list showed {late_s:.0f} s ago"
-                )
-        return None
+    def find_failure(self) -> str | None:
+        """Return why the operator is not alive, as a sentence, or None."""
+        age_s = self._clock() - self._succeeded_s
+        if age_s <= self._limit_s:
+            return None
+        reasons = "".join(f"; {name}: {text}" for name, text in sorted(self._failures.items()))
+        return f"no resync has succeeded for {age_s:.0f} s{reasons}"
 
 
-def _is_same_or_newer(told: str, listed: str) -> bool:
-    """Say whether nothing is owed; versions that are no numbers can only be equal."""
-    if told.isdecimal() and listed.isdecimal():
-        return int(told) >= int(listed)
-    return told == listed
+@asynccontextmanager
+async def serve_probe(liveness: Liveness, host: str, port: int) -> AsyncIterator[None]:
+    """Serve the probe while the context lasts: 200, or 500 with the reason."""
 
+    async def answer(_: web.Request) -> web.Response:
+        if (failure := liveness.find_failure()) is None:
+            return web.Response(text="ok\n")
+        _logger.error("the probe fails: %s", failure)
+        return web.Response(status=500, text=f"{failure}\n")
 
-def _covers(told: str, owed: str) -> bool:
-    """Say whether a version that was told later pays a debt; without order, any later one does."""
-    if told.isdecimal() and owed.isdecimal():
-        return int(told) >= int(owed)
-    return True
+    app = web.Application()
+    app.router.add_get(PROBE_PATH, answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,115 +1,92 @@
-"""The round of lists: every profile is looked at, also when no event came.
+"""The resync of one namespace: every target is woken, whether an event came or not.
 
-Owns when everything is listed, and what the lists are good for: they wake targets, and they are
-what the watches are judged by. They go on while the watches are broken, so that a deaf operator is
-slow and not dead, and in each namespace whatever another one answers.
+Owns when the namespace is listed. An event that a watch misses costs at most one resync interval,
+and ``liveness`` is told whether the lists succeed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from kvreg_operator.clients.api_server import PODS, PROFILES, STATEFUL_SETS, ClusterApi
-from kvreg_operator.clients.errors import OperatorError, PermanentError
-from kvreg_operator.reconcile.metrics import OperatorMetrics, WatchKind
-from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
-from kvreg_operator.watch.hearing import Hearing
-from kvreg_operator.watch.targets import find_target
+from kvreg_operator.watch.event_sink import EventSink
+from kvreg_operator.watch.lists import Lists
+from kvreg_operator.watch.liveness import Liveness
 
-# Lists in the time that a watch has to tell: what they miss of it, the verdict comes later.
-LISTS_PER_VERDICT = 4
+# Lists within the limit of the liveness: one that fails alone restarts nothing.
+LISTS_PER_LIMIT = 4
 
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ResyncIntervals:
+    """How often a namespace is listed, and how often its targets are woken."""
+
+    wake_s: float
+    list_s: float
+
+
+def choose_intervals(resync_s: float, limit_s: float) -> ResyncIntervals:
+    """Choose the intervals for a resync setting and the limit of the liveness."""
+    return ResyncIntervals(wake_s=resync_s, list_s=min(resync_s, limit_s / LISTS_PER_LIMIT))
+
+
 class Resync:
-    """Lists all watched kinds of all namespaces. ``clock`` returns monotonic seconds."""
+    """Lists one namespace again and again. ``clock`` returns monotonic seconds."""
 
     def __init__(
         self,
-        api: ClusterApi,
-        namespaces: Sequence[str],
-        hearing: Hearing,
-        queue: TargetQueue,
-        metrics: OperatorMetrics,
+        lists: Lists,
+        namespace: str,
+        sink: EventSink,
+        liveness: Liveness,
         clock: Callable[[], float],
-        *,
-        resync_s: float,
-        deaf_after_s: float,
+        intervals: ResyncIntervals,
     ) -> None:
-        self._api = api
-        self._namespaces = namespaces
-        self._hearing = hearing
-        self._queue = queue
-        self._metrics = metrics
+        self._lists = lists
+        self._namespace = namespace
+        self._sink = sink
+        self._liveness = liveness
         self._clock = clock
-        self._resync_s = resync_s
-        self._list_s = min(resync_s, deaf_after_s / LISTS_PER_VERDICT)
-        self._targets: dict[str, set[TargetKey]] = {}
+        self._intervals = intervals
+        self._known: frozenset[str] = frozenset()
         self._woken_s: float | None = None
-        self._failures: dict[str, str] = {}
+        self._failure: str | None = None
 
     async def run(self) -> None:
-        """Make one round after the other, for ever."""
+        """Resync for ever."""
         while True:
-            await self.list_everything()
-            await asyncio.sleep(self._list_s)
+            await self.resync()
+            await asyncio.sleep(self._intervals.list_s)
 
-    async def list_everything(self) -> None:
-        """List everything once, and have every target looked at if it is time."""
-        targets: dict[str, set[TargetKey]] = {}
-        agreed: dict[WatchKind, bool] = {}
-        for namespace in self._namespaces:
-            try:
-                targets[namespace], lists = await self._list(namespace)
-            except OperatorError as err:
-                self._note_failure(namespace, err)
-                continue
-            if self._failures.pop(namespace, None) is not None:
-                _logger.info("the lists of namespace %s succeed again", namespace)
-            for kind, versions in lists.items():
-                has_agreed = self._hearing.listed(kind, namespace, versions)
-                agreed[kind] = agreed.get(kind, True) and has_agreed
-        for kind, has_agreed in agreed.items():
-            if has_agreed:
-                self._metrics.heard(kind)
-        if targets:
-            self._hearing.listed_anything()
-        self._wake(targets)
+    async def resync(self) -> None:
+        """List the namespace once, and wake its targets if that is due."""
+        listing = await self._lists.read(self._namespace)
+        if listing.failure is not None:
+            self._liveness.note_failure(self._namespace, listing.failure)
+            self._log_change(listing.failure)
+            return
+        self._liveness.note_success(self._namespace)
+        self._sink.take_resync()
+        self._log_change(None)
+        self._wake(listing.target_names)
 
-    async def _list(self, namespace: str) -> tuple[set[TargetKey], dict[WatchKind, dict[str, str]]]:
-        """Return the targets that profiles name, and the versions of all objects by their kind."""
-        targets: set[TargetKey] = set()
-        profiles: dict[str, str] = {}
-        async for manifest in self._api.each(PROFILES, namespace):
-            metadata = manifest["metadata"]
-            profiles[metadata["uid"]] = metadata["resourceVersion"]
-            if (target := find_target("KVRegistryProfile", manifest)) is not None:
-                targets.add(target)
-        return targets, {
-            "KVRegistryProfile": profiles,
-            "StatefulSet": await self._api.list_versions(STATEFUL_SETS, namespace),
-            "Pod": await self._api.list_versions(PODS, namespace),
-        }
+    def _log_change(self, failure: str | None) -> None:
+        if failure is not None and failure != self._failure:
+            _logger.warning("a list of namespace %s failed: %s", self._namespace, failure)
+        if failure is None and self._failure is not None:
+            _logger.info("the lists of namespace %s succeed again", self._namespace)
+        self._failure = failure
 
-    def _note_failure(self, namespace: str, err: OperatorError) -> None:
-        if isinstance(err, PermanentError):
-            # As with its Role: what its watches owed, nobody can tell any more.
-            self._hearing.forget(namespace)
-        # Once per change: the API server may be away for a while.
-        if str(err) != self._failures.get(namespace):
-            _logger.warning("a list of namespace %s failed: %s", namespace, err)
-        self._failures[namespace] = str(err)
-
-    def _wake(self, targets: dict[str, set[TargetKey]]) -> None:
+    def _wake(self, target_names: frozenset[str]) -> None:
         now_s = self._clock()
-        if self._woken_s is not None and now_s - self._woken_s < self._resync_s:
+        if self._woken_s is not None and now_s - self._woken_s < self._intervals.wake_s:
             return
         self._woken_s = now_s
-        for namespace, found in targets.items():
-            # Also those that no profile names any more, so that nothing is shown of them.
-            for target in found | self._targets.get(namespace, set()):
-                self._queue.wake(target)
-        self._targets |= targets
+        # A target that no profile names any more has its last profile taken out of the metrics.
+        for name in target_names | self._known:
+            self._sink.wake(self._namespace, name)
+        self._known = target_names

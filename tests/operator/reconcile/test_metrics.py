@@ -119,13 +119,13 @@ def test_profile_that_is_gone_counts_no_more() -> None:
     assert registry.get_sample_value("kvreg_operator_profiles", {"condition": "Ready"}) == 0
 
 
-def test_silence_of_a_watch_grows_until_something_is_heard() -> None:
+def test_age_of_a_kind_grows_until_an_event_or_a_list_arrives() -> None:
     metrics, registry, clock = new_metrics()
     ages = []
     for later_s in (200.0, 260.0):
         clock.now_s = later_s
         ages.append(registry.get_sample_value("kvreg_operator_watch_age_seconds", {"kind": "Pod"}))
-        metrics.heard("Pod")
+        metrics.note_seen("Pod")
     assert ages == [100.0, 60.0]
 
 

@@ -23,8 +23,7 @@ from tests.operator.cluster_objects import (
 from tests.operator.fake_api import FakeApi, Request, path_of
 from tests.operator.objects import NOW_S, TARGET
 
-from kvreg_operator.clients.errors import Conflict, OperatorError, PermanentError, TemporaryError
-from kvreg_operator.observe import observer as observer_module
+from kvreg_operator.clients.errors import Conflict, OperatorError, PermanentError
 from kvreg_operator.observe.observer import Observer
 from kvreg_operator.reconcile.event_recorder import EventRecorder
 from kvreg_operator.reconcile.execution import Executor
@@ -167,15 +166,6 @@ def test_status_that_stays_is_written_without_making_a_version() -> None:
     reconcile(api)
     assert api.engine.is_draining
     assert api.objects[PROFILE_PATH]["metadata"]["resourceVersion"] == version
-
-
-def test_look_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer_module, "TIMEOUT_S", 0.1)
-    api = to_roll()
-    api.engine.is_hung = True
-    with pytest.raises(TemporaryError, match="longer than"):
-        reconcile(api)
-    assert api.writes == []
 
 
 def test_profile_that_was_deleted_since_the_look_is_no_error() -> None:

@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-import pytest
-
 from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
-from kvreg_operator.watch.targets import find_target
 
 A, B = TargetKey("serving", "a"), TargetKey("serving", "b")
 
@@ -105,30 +102,3 @@ def test_worker_that_waits_is_woken() -> None:
         return await taking
 
     assert asyncio.run(run()) == A
-
-
-def test_profile_wakes_the_target_that_it_names() -> None:
-    manifest = {"metadata": {"namespace": "serving"}, "spec": {"targetRef": {"name": "a"}}}
-    assert find_target("KVRegistryProfile", manifest) == A
-
-
-def test_stateful_set_wakes_itself() -> None:
-    assert find_target("StatefulSet", {"metadata": {"namespace": "serving", "name": "a"}}) == A
-
-
-def test_pod_wakes_its_stateful_set() -> None:
-    owner = {"kind": "StatefulSet", "name": "a", "controller": True}
-    manifest = {"metadata": {"namespace": "serving", "name": "a-0", "ownerReferences": [owner]}}
-    assert find_target("Pod", manifest) == A
-
-
-def test_pod_of_somebody_else_wakes_nobody() -> None:
-    owner = {"kind": "ReplicaSet", "name": "a", "controller": True}
-    manifest = {"metadata": {"namespace": "serving", "name": "a-0", "ownerReferences": [owner]}}
-    assert find_target("Pod", manifest) is None
-
-
-@pytest.mark.parametrize("spec", [None, {}, {"targetRef": "a"}, {"targetRef": {"name": 1}}, "a"])
-def test_profile_of_another_shape_wakes_nobody(spec: object) -> None:
-    manifest = {"metadata": {"namespace": "serving"}, "spec": spec}
-    assert find_target("KVRegistryProfile", manifest) is None

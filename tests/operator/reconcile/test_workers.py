@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvreg_operator.clients.errors import Conflict, PermanentError, TemporaryError
+from kvreg_operator.reconcile import workers as workers_module
 from kvreg_operator.reconcile.metrics import OperatorMetrics
 from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 from kvreg_operator.reconcile.workers import AFTER_PERMANENT_S, MAX_BACKOFF_S, Workers
@@ -83,6 +84,28 @@ def test_bug_is_logged_and_ends_no_worker(caplog: pytest.LogCaptureFixture) -> N
     delays, _ = delays_after(lambda: Looks(KeyError("spec"), 5.0))
     assert delays == [AFTER_PERMANENT_S, 5.0]
     assert "serving/chat: the look failed" in caplog.text
+
+
+def test_pass_that_hangs_is_cut_off_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers_module, "PASS_TIMEOUT_S", 0.05)
+
+    class Hanging(Looks):
+        num_passes = 0
+
+        async def reconcile(self, _: TargetKey) -> float | None:
+            self.num_passes += 1
+            if self.num_passes == 3:
+                self.is_over.set()
+            await asyncio.Event().wait()
+            return None
+
+    delays, registry = delays_after(Hanging)
+    assert delays == [1, 2]
+    assert "the pass took longer" in caplog.text
+    counted = {"result": "temporary_error"}
+    assert registry.get_sample_value("kvreg_operator_reconciles_total", counted) == 2
 
 
 def test_conflict_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,26 +1,27 @@
-"""What Kopf does with watches that fail, on which the operator relies."""
+"""What Kopf does with watches that fail, and that it is started again when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import kopf
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.cluster_objects import POD_PATH, clients, put_pod, put_profile, put_target
-from tests.operator.fake_api import FakeApi, path_of
+from tests.operator.fake_api import FakeApi
+from tests.operator.watch.woken import WokenQueue
 
-from kvreg_operator.clients.errors import PermanentError
 from kvreg_operator.reconcile.metrics import OperatorMetrics
-from kvreg_operator.reconcile.target_queue import TargetQueue
-from kvreg_operator.watch.handlers import Ears, build_kopf_settings, build_registry
-from kvreg_operator.watch.hearing import Hearing, WatchedObject
-from kvreg_operator.watch.watches import Watches
+from kvreg_operator.watch.event_sink import EventSink
+from kvreg_operator.watch.kopf_setup import build_kopf_settings, build_registry
+from kvreg_operator.watch.kopf_watches import KopfWatches
+from kvreg_operator.watch.lists import Lists
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 # Kopf leaves a session open when one of its watches fails.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -33,19 +34,46 @@ def sessions_end_here() -> Iterator[None]:
     gc.collect()
 
 
-class Told(Hearing):
-    """Hearing that counts."""
+class Events:
+    """A sink, and how many events it has taken: each of them wakes the one target."""
 
-    num_told = 0
+    def __init__(self) -> None:
+        self.queue = WokenQueue()
+        metrics = OperatorMetrics(CollectorRegistry(), lambda: 0.0)
+        self.sink = EventSink(self.queue, metrics)
 
-    def told(self, it: WatchedObject, version: str, *, by_listing: bool = False) -> None:
-        super().told(it, version, by_listing=by_listing)
-        self.num_told += 1
+    @property
+    def number(self) -> int:
+        return len(self.queue.targets)
 
 
-def watch(
+def impatient() -> kopf.OperatorSettings:
+    settings = build_kopf_settings()
+    settings.networking.error_backoffs = (0.01, 0.01)
+    return settings
+
+
+def new_api() -> FakeApi:
+    api = FakeApi()
+    put_profile(api)
+    put_target(api)
+    put_pod(api)
+    return api
+
+
+def num_watches(api: FakeApi, namespace: str = "serving") -> int:
+    return sum(each.is_watch and f"/{namespace}/" in each.path for each in api.requests)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is on the other side of HTTP
+        await asyncio.sleep(0.01)
+
+
+def run_kopf(
     api: FakeApi,
-    story: Callable[[Told, asyncio.Task[None]], Awaitable[None]],
+    story: Callable[[Events, asyncio.Task[None]], Awaitable[None]],
+    build_settings: Callable[[], kopf.OperatorSettings] = impatient,
 ) -> None:
     """Run Kopf with the operator's handlers, and a story beside it."""
 
@@ -54,54 +82,74 @@ def watch(
 
     async def play() -> None:
         async with api.serve():
-            told = Told(lambda: 0.0, deaf_after_s=60, silent_after_s=60)
-            metrics = OperatorMetrics(CollectorRegistry(), lambda: 0.0)
-            ears = Ears(told, TargetQueue(lambda: 0.0), metrics)
-            stop = asyncio.Event()
+            events = Events()
             task = asyncio.create_task(
                 kopf.operator(
-                    registry=build_registry(ears.hear, login),
-                    settings=impatient(),
+                    registry=build_registry(events.sink.take_event, login),
+                    settings=build_settings(),
                     namespaces=["serving"],
-                    stop_flag=stop,
                 )
             )
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    await story(told, task)
+                    await story(events, task)
             finally:
-                stop.set()
+                task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    put_profile(api)
-    put_target(api)
-    put_pod(api)
     asyncio.run(play())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for is on the other side of HTTP
-        await asyncio.sleep(0.01)
+@asynccontextmanager
+async def running_watches(api: FakeApi, *namespaces: str) -> AsyncIterator[Events]:
+    """Run the operator's watches of namespaces, which must not end."""
+
+    async def login(**_: object) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=api.url)
+
+    async with clients(api) as (cluster, _):
+        events, lists = Events(), Lists(cluster)
+        tasks = [
+            asyncio.create_task(
+                KopfWatches(
+                    lists,
+                    namespace,
+                    events.sink,
+                    login=login,
+                    build_settings=impatient,
+                    retry_s=0.05,
+                ).run()
+            )
+            for namespace in namespaces
+        ]
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                yield events
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def end_with(refusals: dict[str, int], code_in_stream: int | None = None) -> BaseException | None:
     """Return what Kopf ends with where requests are refused, or watches get an error."""
-    api = FakeApi()
+    api = new_api()
     api.refusals.update(refusals)
     ends: list[BaseException | None] = []
 
-    async def story(told: Told, task: asyncio.Task[None]) -> None:
+    async def story(events: Events, task: asyncio.Task[None]) -> None:
         if code_in_stream is not None:
-            await until(lambda: told.num_told == 3)
+            await until(lambda: events.number == 3)
             api.send_error("pods", code_in_stream)
         await asyncio.wait([task])
         ends.append(task.exception())
 
-    watch(api, story)
+    run_kopf(api, story)
     return ends[0]
 
 
-def test_watch_that_fails_for_good_ends_kopf() -> None:
+def test_watch_that_is_refused_ends_kopf() -> None:
     refusals = [
         {f"{verb} pods": status} for verb in ("list", "watch") for status in (403, 404, 500)
     ]
@@ -116,130 +164,103 @@ def test_watch_that_fails_for_good_ends_kopf() -> None:
 
 
 def test_watch_that_is_too_old_lists_again() -> None:
-    api = FakeApi()
+    api = new_api()
 
-    async def story(told: Told, task: asyncio.Task[None]) -> None:
-        await until(lambda: told.num_told == 3)
+    async def story(events: Events, task: asyncio.Task[None]) -> None:
+        await until(lambda: events.number == 3)
         api.send_error("pods", 410)
-        await until(lambda: told.num_told == 4)
+        await until(lambda: events.number == 4)
         assert not task.done()
 
-    watch(api, story)
-
-
-def test_end_that_falls_into_a_gap_of_the_watch_is_not_owed() -> None:
-    api = FakeApi()
-    lost = path_of("pods", "lost")
-
-    async def story(told: Told, task: asyncio.Task[None]) -> None:
-        await until(lambda: told.num_told == 4)
-        api.deaf.add("pods")
-        api.remove(lost)
-        api.deaf.clear()
-        api.send_error("pods", 410)
-        await until(lambda: told.num_told == 5)
-        pod = api.objects[POD_PATH]["metadata"]
-        assert told.listed("Pod", "serving", {pod["uid"]: pod["resourceVersion"]})
-        assert not task.done()
-
-    api.put(lost, {"metadata": {}, "spec": {"containers": []}})
-    watch(api, story)
+    run_kopf(api, story)
 
 
 def test_connection_that_is_lost_is_made_again() -> None:
-    api = FakeApi()
+    api = new_api()
 
-    async def story(told: Told, task: asyncio.Task[None]) -> None:
-        await until(lambda: told.num_told == 3)
-        num_watches = sum(request.is_watch for request in api.requests)
+    async def story(events: Events, task: asyncio.Task[None]) -> None:
+        await until(lambda: events.number == 3)
+        before = num_watches(api)
         api.end_watches()
-        await until(lambda: sum(r.is_watch for r in api.requests) >= num_watches + 3)
+        await until(lambda: num_watches(api) >= before + 3)
         put_pod(api)
-        await until(lambda: told.num_told == 4)
+        await until(lambda: events.number == 4)
         assert not task.done()
 
-    watch(api, story)
+    run_kopf(api, story)
 
 
-def impatient() -> kopf.OperatorSettings:
-    settings = build_kopf_settings()
-    settings.networking.error_backoffs = (0.01, 0.01)
-    return settings
+def test_watch_that_is_silent_is_made_again() -> None:
+    api = new_api()
+
+    def restless() -> kopf.OperatorSettings:
+        settings = impatient()
+        settings.watching.inactivity_timeout = 0.1
+        return settings
+
+    async def story(_: Events, task: asyncio.Task[None]) -> None:
+        await until(lambda: num_watches(api) >= 9)
+        assert not task.done()
+
+    run_kopf(api, story, restless)
+
+
+@pytest.mark.parametrize(("verb", "status"), [("watch", 500), ("list", 403)])
+def test_kopf_that_ended_is_started_again(
+    verb: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = new_api()
+
+    async def play() -> None:
+        async with running_watches(api, "serving") as events:
+            await until(lambda: events.number == 3 and num_watches(api) == 3)
+            api.refusals[f"{verb} pods"] = status
+            api.send_error("pods", 410)
+            await until(lambda: "namespace serving is not watched" in caplog.text)
+            api.refusals.clear()
+            before = num_watches(api)
+            await until(lambda: num_watches(api) >= before + 3)
+            number = events.number
+            put_pod(api)
+            await until(lambda: events.number > number)
+
+    asyncio.run(play())
 
 
 def test_namespace_that_is_lost_and_found_does_not_stop_the_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    api = FakeApi()
-
-    async def login(**_: object) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(server=api.url)
-
-    def begun(namespace: str) -> int:
-        return sum(r.is_watch and f"/{namespace}/" in r.path for r in api.requests)
+    api = new_api()
 
     async def play() -> None:
-        async with clients(api) as (cluster, _):
-            told = Told(lambda: 0.0, deaf_after_s=60, silent_after_s=60)
-            metrics = OperatorMetrics(CollectorRegistry(), lambda: 0.0)
-            ears = Ears(told, TargetQueue(lambda: 0.0), metrics)
-            namespaces = ("lost", "serving")
-            watches = Watches(
-                cluster, namespaces, ears, login=login, build_settings=impatient, retry_s=0.05
-            )
-            tasks = [asyncio.create_task(watches.watch(each)) for each in namespaces]
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    await until(lambda: told.num_told == 3 and begun("lost") == 3)
-                    api.lost_namespaces.add("lost")
-                    api.end_watches()
-                    await until(lambda: "namespace lost is not watched" in caplog.text)
-                    num_told = told.num_told
-                    put_pod(api)
-                    await until(lambda: told.num_told > num_told)
-                    num_begun = begun("lost")
-                    api.lost_namespaces.clear()
-                    await until(lambda: begun("lost") >= num_begun + 3)
-                    assert not any(task.done() for task in tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        async with running_watches(api, "lost", "serving") as events:
+            await until(lambda: events.number == 3 and num_watches(api, "lost") == 3)
+            api.lost_namespaces.add("lost")
+            api.end_watches()
+            await until(lambda: "namespace lost is not watched" in caplog.text)
+            number = events.number
+            put_pod(api)
+            await until(lambda: events.number > number)
+            before = num_watches(api, "lost")
+            api.lost_namespaces.clear()
+            await until(lambda: num_watches(api, "lost") >= before + 3)
 
-    put_profile(api)
-    put_target(api)
-    put_pod(api)
     asyncio.run(play())
 
 
-def test_last_namespace_that_is_lost_ends_the_watches() -> None:
-    api = FakeApi()
-    api.lost_namespaces.add("serving")
-
-    async def play() -> None:
-        async with clients(api) as (cluster, _):
-            told = Told(lambda: 0.0, deaf_after_s=60, silent_after_s=60)
-            metrics = OperatorMetrics(CollectorRegistry(), lambda: 0.0)
-            ears = Ears(told, TargetQueue(lambda: 0.0), metrics)
-            await Watches(cluster, ["serving"], ears).watch("serving")
-
-    with pytest.raises(PermanentError, match="403"):
-        asyncio.run(play())
-
-
 def test_nothing_is_written_to_what_is_watched() -> None:
-    api = FakeApi()
+    api = new_api()
 
-    async def story(told: Told, _: asyncio.Task[None]) -> None:
-        await until(lambda: told.num_told == 3)
+    async def story(events: Events, _: asyncio.Task[None]) -> None:
+        await until(lambda: events.number == 3)
         # The marks of another operator that is made with Kopf.
         finalizers = ["kopf.zalando.org/KopfFinalizerMarker"]
         annotations = {"kopf.zalando.org/last-handled-configuration": "no JSON at all"}
         put_pod(api, finalizers=finalizers, annotations=annotations)
-        await until(lambda: told.num_told == 4)
+        await until(lambda: events.number == 4)
         api.remove(POD_PATH)
         put_pod(api)
-        await until(lambda: told.num_told == 5)
+        await until(lambda: events.number == 6)
 
-    watch(api, story)
+    run_kopf(api, story)
     assert api.writes == []

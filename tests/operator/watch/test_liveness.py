@@ -1,11 +1,16 @@
-"""A watch is deaf when a list shows what it has not told, and not when nothing happens."""
+"""The operator is alive while the resync of any namespace succeeds."""
 
 from __future__ import annotations
 
-from kvreg_operator.watch.hearing import Hearing, WatchedObject
+import asyncio
+import socket
 
-POD = WatchedObject("Pod", "serving", "uid-0")
-OTHER = WatchedObject("Pod", "serving", "uid-1")
+import httpx
+
+from kvreg_operator.watch.liveness import PROBE_PATH, Liveness, serve_probe
+
+LIMIT_S = 60.0
+FORBIDDEN = "GET /apis/kvreg.dev/v1alpha1: 403 Forbidden"
 
 
 class Clock:
@@ -14,201 +19,99 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
-    def pass_s(self, seconds: float) -> None:
-        self.now_s += seconds
 
-
-def new_hearing() -> tuple[Hearing, Clock]:
+def new_liveness() -> tuple[Liveness, Clock]:
     clock = Clock()
-    return Hearing(clock, deaf_after_s=60, silent_after_s=120), clock
+    return Liveness(clock, limit_s=LIMIT_S), clock
 
 
-def list_pods(hearing: Hearing, *, namespace: str = "serving", **versions: str) -> bool:
-    """List pods by the end of their uid."""
-    hearing.listed_anything()
-    by_uid = {name.replace("_", "-"): version for name, version in versions.items()}
-    return hearing.listed("Pod", namespace, by_uid)
+def ask(liveness: Liveness) -> httpx.Response:
+    """Ask as the kubelet does."""
+
+    async def run() -> httpx.Response:
+        port = free_port()
+        async with (
+            serve_probe(liveness, "127.0.0.1", port),
+            httpx.AsyncClient(trust_env=False) as http,
+        ):
+            return await http.get(f"http://127.0.0.1:{port}{PROBE_PATH}")
+
+    return asyncio.run(run())
 
 
-def test_quiet_cluster_is_heard_for_ever() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_start_has_the_whole_limit() -> None:
+    liveness, clock = new_liveness()
+    clock.now_s += LIMIT_S
+    assert liveness.find_failure() is None
+
+
+def test_failures_within_the_limit_are_no_failure_of_the_operator() -> None:
+    liveness, clock = new_liveness()
+    for _ in range(4):
+        clock.now_s += 15
+        liveness.note_failure("chat", "503 Service Unavailable")
+    assert liveness.find_failure() is None
+
+
+def test_no_success_within_the_limit_is_a_failure_with_its_reason() -> None:
+    liveness, clock = new_liveness()
+    liveness.note_failure("chat", FORBIDDEN)
+    clock.now_s += LIMIT_S + 1
+    assert liveness.find_failure() == f"no resync has succeeded for 61 s; chat: {FORBIDDEN}"
+
+
+def test_resync_that_hangs_is_a_failure() -> None:
+    liveness, clock = new_liveness()
+    liveness.note_success("chat")
+    clock.now_s += LIMIT_S + 1
+    assert liveness.find_failure() == "no resync has succeeded for 61 s"
+
+
+def test_success_ends_the_failure() -> None:
+    liveness, clock = new_liveness()
+    liveness.note_failure("chat", FORBIDDEN)
+    clock.now_s += LIMIT_S + 1
+    liveness.note_success("chat")
+    assert liveness.find_failure() is None
+    clock.now_s += LIMIT_S + 1
+    assert FORBIDDEN not in (liveness.find_failure() or "")
+
+
+def test_namespace_that_is_refused_for_good_does_not_restart_the_others() -> None:
+    liveness, clock = new_liveness()
     for _ in range(100):
-        assert list_pods(hearing, uid_0="5")
-        clock.pass_s(30)
-    assert hearing.find_deafness() is None
+        liveness.note_failure("lost", FORBIDDEN)
+        liveness.note_success("serving")
+        clock.now_s += 15
+        assert liveness.find_failure() is None
 
 
-def test_version_that_is_not_told_in_time_is_deafness() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    assert not list_pods(hearing, uid_0="6")
-    clock.pass_s(61)
-    deafness = hearing.find_deafness()
-    assert deafness is not None
-    assert "version 6" in deafness
-    assert "Pod in serving" in deafness
+def test_namespaces_that_all_fail_are_all_named() -> None:
+    liveness, clock = new_liveness()
+    liveness.note_failure("serving", "500 Internal Server Error")
+    liveness.note_failure("lost", FORBIDDEN)
+    clock.now_s += LIMIT_S + 1
+    failure = liveness.find_failure() or ""
+    assert failure.endswith(f"; lost: {FORBIDDEN}; serving: 500 Internal Server Error")
 
 
-def test_watch_has_time_to_tell() -> None:
-    hearing, clock = new_hearing()
-    list_pods(hearing, uid_0="6")
-    clock.pass_s(59)
-    assert hearing.find_deafness() is None
+def test_probe_of_a_live_operator_is_ok() -> None:
+    liveness, _ = new_liveness()
+    answer = ask(liveness)
+    assert (answer.status_code, answer.text) == (200, "ok\n")
 
 
-def test_version_that_is_told_late_pays_the_debt() -> None:
-    hearing, clock = new_hearing()
-    list_pods(hearing, uid_0="6")
-    clock.pass_s(50)
-    hearing.told(POD, "6")
-    clock.pass_s(50)
-    assert hearing.find_deafness() is None
-
-
-def test_newer_version_pays_for_an_older_one() -> None:
-    hearing, clock = new_hearing()
-    list_pods(hearing, uid_0="9")
-    hearing.told(POD, "10")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_older_version_pays_nothing() -> None:
-    hearing, clock = new_hearing()
-    list_pods(hearing, uid_0="10")
-    hearing.told(POD, "9")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is not None
-
-
-def test_object_that_changes_all_the_time_is_heard_while_versions_arrive() -> None:
-    hearing, clock = new_hearing()
-    for version in range(100, 1000, 10):
-        # What is told is always a little behind what the next list shows.
-        list_pods(hearing, uid_0=str(version + 5))
-        clock.pass_s(30)
-        hearing.told(POD, str(version + 6))
-        assert hearing.find_deafness() is None
-
-
-def test_object_that_changes_all_the_time_does_not_hide_deafness() -> None:
-    hearing, clock = new_hearing()
-    for version in range(100, 200, 10):
-        list_pods(hearing, uid_0=str(version))
-        clock.pass_s(15)
-    assert hearing.find_deafness() is not None
-
-
-def test_versions_that_are_no_numbers_are_told_by_any_later_event() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "abc")
-    assert list_pods(hearing, uid_0="abc")
-    assert not list_pods(hearing, uid_0="def")
-    hearing.told(POD, "ghi")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_end_that_is_not_told_is_deafness() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    assert not list_pods(hearing)
-    clock.pass_s(61)
-    assert "the end" in (hearing.find_deafness() or "")
-
-
-def test_end_that_is_told_is_none() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    list_pods(hearing)
-    hearing.told_gone(POD)
-    assert list_pods(hearing)
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_list_that_was_taken_before_an_end_was_told_is_no_deafness() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    hearing.told_gone(POD)
-    list_pods(hearing, uid_0="5")
-    clock.pass_s(30)
-    list_pods(hearing)
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_list_that_was_taken_before_a_beginning_was_told_is_no_deafness() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    list_pods(hearing)
-    clock.pass_s(30)
-    list_pods(hearing, uid_0="5")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_end_in_a_gap_of_the_watch_is_not_owed_once_it_has_begun_anew() -> None:
-    hearing, clock = new_hearing()
-    for it in (POD, OTHER):
-        hearing.told(it, "5", by_listing=True)
-    # The list shows the end before the watch lists again, which is in time.
-    assert not list_pods(hearing, uid_1="5")
-    clock.pass_s(30)
-    hearing.told(OTHER, "5", by_listing=True)
-    assert list_pods(hearing, uid_1="5")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_end_after_the_watch_has_begun_anew_is_owed() -> None:
-    hearing, clock = new_hearing()
-    for _ in range(2):
-        for it in (POD, OTHER):
-            hearing.told(it, "5", by_listing=True)
-    assert not list_pods(hearing, uid_1="5")
-    clock.pass_s(61)
-    assert "the end" in (hearing.find_deafness() or "")
-
-
-def test_namespace_that_is_forgotten_owes_nothing() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    list_pods(hearing, uid_0="6")
-    hearing.forget("serving")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-    assert list_pods(hearing)
-
-
-def test_one_namespace_says_nothing_of_another() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    assert list_pods(hearing, namespace="elsewhere")
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_one_kind_says_nothing_of_another() -> None:
-    hearing, clock = new_hearing()
-    hearing.told(POD, "5")
-    assert hearing.listed("StatefulSet", "serving", {})
-    clock.pass_s(61)
-    assert hearing.find_deafness() is None
-
-
-def test_one_object_does_not_speak_for_another() -> None:
-    hearing, clock = new_hearing()
-    list_pods(hearing, uid_0="5", uid_1="6")
-    hearing.told(OTHER, "6")
-    clock.pass_s(61)
-    assert "uid-0" in (hearing.find_deafness() or "")
-
-
-def test_lists_that_all_fail_are_deafness() -> None:
-    hearing, clock = new_hearing()
-    clock.pass_s(121)
-    assert "no complete list" in (hearing.find_deafness() or "")
-    hearing.listed_anything()
-    assert hearing.find_deafness() is None
+def test_probe_of_a_dead_operator_says_why() -> None:
+    liveness, clock = new_liveness()
+    liveness.note_failure("chat", FORBIDDEN)
+    clock.now_s += LIMIT_S + 1
+    answer = ask(liveness)
+    assert answer.status_code == 500
+    assert answer.text == f"no resync has succeeded for 61 s; chat: {FORBIDDEN}\n"

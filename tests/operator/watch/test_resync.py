@@ -1,4 +1,4 @@
-"""Lists wake every target in their time, and judge the watches."""
+"""A resync wakes every target in its time, and tells the liveness whether its lists succeed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.cluster_objects import KEY, PROFILE_PATH, clients, put_served
 from tests.operator.fake_api import FakeApi
+from tests.operator.watch.woken import WokenQueue
 
 from kvreg_operator.reconcile.metrics import OperatorMetrics
-from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
-from kvreg_operator.watch.hearing import Hearing, WatchedObject
-from kvreg_operator.watch.resync import Resync
+from kvreg_operator.watch.event_sink import EventSink
+from kvreg_operator.watch.lists import Lists
+from kvreg_operator.watch.liveness import Liveness
+from kvreg_operator.watch.resync import Resync, choose_intervals
 
 RESYNC_S = 30.0
+LIMIT_S = 60.0
+KINDS = ("KVRegistryProfile", "StatefulSet", "Pod")
 
 
 class Clock:
@@ -25,117 +29,95 @@ class Clock:
         return self.now_s
 
 
-class Woken(TargetQueue):
-    """A queue that keeps who was woken."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-        self.targets: list[TargetKey] = []
-
-    def wake(self, target: TargetKey, delay_s: float = 0.0) -> None:
-        self.targets.append(target)
-        super().wake(target, delay_s)
-
-
-class Round:
-    """Everything around a resync, with time to be set."""
+class Scene:
+    """A resync of one namespace, and what is around it, with time to be set."""
 
     def __init__(self) -> None:
         self.api = FakeApi()
         self.clock = Clock()
-        self.queue = Woken()
+        self.queue = WokenQueue()
         self.registry = CollectorRegistry()
         self.metrics = OperatorMetrics(self.registry, self.clock)
-        self.hearing = Hearing(self.clock, deaf_after_s=60, silent_after_s=120)
+        self.liveness = Liveness(self.clock, limit_s=LIMIT_S)
         put_served(self.api)
 
-    def list_at(
-        self,
-        *times_s: float,
-        before: Callable[[float], object] = lambda _: None,
-        namespaces: tuple[str, ...] = ("serving",),
+    def resync_at(
+        self, *times_s: float, before: Callable[[float], object] = lambda _: None
     ) -> None:
         async def run() -> None:
             async with clients(self.api) as (cluster, _):
+                sink = EventSink(self.queue, self.metrics)
+                intervals = choose_intervals(RESYNC_S, LIMIT_S)
                 resync = Resync(
-                    cluster,
-                    namespaces,
-                    self.hearing,
-                    self.queue,
-                    self.metrics,
-                    self.clock,
-                    resync_s=RESYNC_S,
-                    deaf_after_s=60,
+                    Lists(cluster), "serving", sink, self.liveness, self.clock, intervals
                 )
                 for time_s in times_s:
                     before(time_s)
                     self.clock.now_s = time_s
-                    await resync.list_everything()
+                    await resync.resync()
 
         asyncio.run(run())
 
-    def tell_everything(self) -> None:
-        """Do what the watches do."""
-        kinds = {"kvregistryprofiles": "KVRegistryProfile", "statefulsets": "StatefulSet"}
-        for path, manifest in self.api.objects.items():
-            plural = path.split("/")[-2]
-            if plural != "configmaps":
-                metadata = manifest["metadata"]
-                kind = kinds.get(plural, "Pod")
-                it = WatchedObject(kind, "serving", metadata["uid"])  # type: ignore[arg-type]
-                self.hearing.told(it, metadata["resourceVersion"])
-
-    def age_of(self, kind: str) -> float | None:
-        return self.registry.get_sample_value("kvreg_operator_watch_age_seconds", {"kind": kind})
+    @property
+    def ages_s(self) -> list[float | None]:
+        name = "kvreg_operator_watch_age_seconds"
+        return [self.registry.get_sample_value(name, {"kind": kind}) for kind in KINDS]
 
 
 def test_target_is_woken_each_resync_and_not_with_each_list() -> None:
-    it = Round()
-    it.list_at(1000, 1015, 1030, 1045, 1060)
-    assert it.queue.targets == [KEY] * 3
+    scene = Scene()
+    scene.resync_at(1000, 1015, 1030, 1045, 1060)
+    assert scene.queue.targets == [KEY] * 3
 
 
 def test_target_whose_profile_is_gone_is_woken_once_more() -> None:
-    it = Round()
+    scene = Scene()
 
     def remove(time_s: float) -> None:
         if time_s == 1030:
-            it.api.remove(PROFILE_PATH)
+            scene.api.remove(PROFILE_PATH)
 
-    it.list_at(1000, 1030, 1060, before=remove)
-    assert it.queue.targets == [KEY, KEY]
-
-
-def test_watch_that_told_everything_does_not_age() -> None:
-    it = Round()
-    it.tell_everything()
-    it.list_at(1500)
-    assert [it.age_of(kind) for kind in ("KVRegistryProfile", "StatefulSet", "Pod")] == [0, 0, 0]
+    scene.resync_at(1000, 1030, 1060, before=remove)
+    assert scene.queue.targets == [KEY, KEY]
 
 
-def test_watch_that_told_nothing_ages_and_is_deaf() -> None:
-    it = Round()
-    it.list_at(1000, 1061)
-    assert it.age_of("Pod") == 61
-    assert it.hearing.find_deafness() is not None
+def test_success_keeps_the_operator_alive_and_every_kind_young() -> None:
+    scene = Scene()
+    scene.resync_at(1050, 1100)
+    assert scene.liveness.find_failure() is None
+    assert scene.ages_s == [0, 0, 0]
 
 
-def test_list_that_fails_is_said_once_and_nothing_is_judged(
+@pytest.mark.parametrize("plural", ["kvregistryprofiles", "statefulsets", "pods"])
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_resync_without_one_of_its_lists_is_none(plural: str, status: int) -> None:
+    scene = Scene()
+    scene.api.refusals[f"list {plural}"] = status
+    scene.resync_at(1030, 1061)
+    assert f": {status} " in (scene.liveness.find_failure() or "")
+    assert scene.queue.targets == []
+    assert scene.ages_s == [61, 61, 61]
+
+
+def test_lists_that_fail_are_logged_once_and_once_more_when_they_succeed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    it = Round()
-    it.api.refusals["list pods"] = 500
-    it.list_at(1000, 1030, 1121)
-    assert it.queue.targets == []
-    assert len(caplog.records) == 1
-    assert "no complete list" in (it.hearing.find_deafness() or "")
+    scene = Scene()
+    caplog.set_level("INFO", logger="kvreg_operator")
+
+    def fail_until(time_s: float) -> None:
+        scene.api.refusals = {"list pods": 500} if time_s < 1045 else {}
+
+    scene.resync_at(1000, 1015, 1030, 1045, 1060, before=fail_until)
+    ours = [each for each in caplog.records if each.name.startswith("kvreg_operator")]
+    first, second = (record.message for record in ours)
+    assert first.startswith("a list of namespace serving failed: ")
+    assert second == "the lists of namespace serving succeed again"
 
 
-def test_namespace_that_is_lost_takes_nothing_from_the_others() -> None:
-    it = Round()
-    it.hearing.told(WatchedObject("Pod", "lost", "uid"), "1")
-    it.api.lost_namespaces.add("lost")
-    it.tell_everything()
-    it.list_at(1000, 1030, 1200, namespaces=("lost", "serving"))
-    assert it.queue.targets == [KEY] * 3
-    assert it.hearing.find_deafness() is None
+@pytest.mark.parametrize(
+    ("resync_s", "limit_s", "list_s"), [(30, 60, 15), (5, 60, 5), (3600, 60, 15), (30, 3600, 30)]
+)
+def test_lists_are_often_enough_for_both(resync_s: float, limit_s: float, list_s: float) -> None:
+    intervals = choose_intervals(resync_s, limit_s)
+    assert (intervals.wake_s, intervals.list_s) == (resync_s, list_s)
