@@ -1,6 +1,6 @@
 """Finds every function of the core that is called inside a block, and raises in one of them.
 
-Owns what a fault point is. What must survive a fault is in the tests.
+Owns what a fault point is. The tests say what must hold after a fault.
 """
 
 from __future__ import annotations
@@ -10,45 +10,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import CO_GENERATOR
+from types import CodeType
 from typing import Any, Literal
 
 from kvreg_service.core import intake, scheduler
 
 Moment = Literal["call", "return"]
-Path = tuple[tuple[object, int], ...]
+Path = tuple[tuple[CodeType, int], ...]
 
 
 class InjectedFault(Exception):
-    """What nobody expects."""
+    """An exception of a type that no code handles by name."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A call: its number, the function that the scheduler called for it, and the whole path."""
+    """A function call: its number within the observed call of the scheduler, and its path."""
 
     number: int
-    called: str
     path: str
 
 
 @dataclass
 class Faults:
-    """Counts the calls out of the scheduler while it is watched, and raises at one of them.
+    """Counts the function calls that the scheduler makes while observed, and raises at one.
 
-    ``points`` has the first call along each path.
+    ``points`` has the first function call along each path, over all observed calls.
+    ``raised_at`` is the path at which the fault was raised.
     """
 
     moment: Moment
     raise_at: int | None = None
-    num_calls: int = 0
     points: list[Point] = field(default_factory=list)
+    raised_at: str | None = None
+    _num_calls: int = 0
     _paths: set[Path] = field(default_factory=set)
 
     @contextmanager
-    def watched_if(self, is_watched: bool) -> Iterator[None]:
-        """Count what is called inside the block."""
+    def observe(self) -> Iterator[None]:
+        """Count the function calls inside the block, from 0."""
+        self._num_calls = 0
         before = sys.getprofile()
-        sys.setprofile(self._profile if is_watched else before)
+        sys.setprofile(self._profile)
         try:
             yield
         finally:
@@ -57,32 +60,40 @@ class Faults:
     def _profile(self, frame: Any, event: str, _argument: object) -> None:
         if event != self.moment or not self._is_point(frame):
             return
-        number, self.num_calls = self.num_calls, self.num_calls + 1
+        number, self._num_calls = self._num_calls, self._num_calls + 1
         if self.raise_at is None:
             self._note(number, frame)
         elif number == self.raise_at:
+            self.raised_at = _describe(_path_to(frame))
             raise InjectedFault
 
     def _is_point(self, frame: Any) -> bool:
-        # What dataclasses generate was written by nobody, and a generator is entered many times.
+        # Code that dataclasses generate is not ours, and a generator is entered many times.
         is_written = frame.f_code.co_filename != "<string>"
         is_function = not frame.f_code.co_flags & CO_GENERATOR
         if not (_is_core(frame) and is_written and is_function) or _is_scheduler(frame):
             return False
-        # Where a call of the scheduler ends, it is the scheduler's turn again.
+        # A call that the scheduler itself makes returns into the code that handles faults.
         return self.moment == "call" or not _is_scheduler(frame.f_back)
 
     def _note(self, number: int, frame: Any) -> None:
-        path, names, called = [], [], ""
-        while _is_core(frame):
-            path.append((frame.f_code, frame.f_lineno))
-            names.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
-            if not _is_scheduler(frame):
-                called = frame.f_code.co_qualname
-            frame = frame.f_back
-        if tuple(path) not in self._paths:
-            self._paths.add(tuple(path))
-            self.points.append(Point(number, called, " < ".join(names)))
+        path = _path_to(frame)
+        if path not in self._paths:
+            self._paths.add(path)
+            self.points.append(Point(number, _describe(path)))
+
+
+def _path_to(frame: Any) -> Path:
+    """Return the frames of the core, innermost first."""
+    path = []
+    while _is_core(frame):
+        path.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(path)
+
+
+def _describe(path: Path) -> str:
+    return " < ".join(f"{code.co_qualname}:{line}" for code, line in path)
 
 
 def _is_core(frame: Any) -> bool:
@@ -90,5 +101,5 @@ def _is_core(frame: Any) -> bool:
 
 
 def _is_scheduler(frame: Any) -> bool:
-    """Whether it is one of those who contain faults: the scheduler and its intake."""
+    """Return whether the frame belongs to the modules that handle faults."""
     return frame.f_globals.get("__name__") in (scheduler.__name__, intake.__name__)

@@ -1,21 +1,25 @@
-"""Wherever an exception is raised while requests are planned or taken in, it costs one request.
+"""An exception anywhere in the core, while the scheduler plans or commits, fails one request.
 
-No fault point is named here. A scenario is played once to see which functions of the core are
-called inside a verb, and then again for each of these calls, with an exception that is raised where
-the call begins or where it ends. Calls that come along the same path are one point. The scheduler's
-own functions are none: they are what contains a fault.
+The fault points are not listed. A scenario runs once without faults, to find the functions of the
+core that each call of the scheduler calls. It then runs again for each of them, from a copy made
+just before that call of the scheduler, with an exception where the function is entered or where it
+returns. Function calls along the same path are one fault point. The scheduler's own functions are
+not fault points, because they handle the faults.
+
+Many faults leave the same state of scheduler and runner behind. What follows from a state is
+deterministic, so the next turns are checked once for each state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+import pickle
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
 from tests.unit.core.fault_scenarios import SCENARIOS, A, B, Scenario
 from tests.unit.core.faults import Faults, InjectedFault, Moment, Point
+from tests.unit.core.scenario_run import Call, ScenarioRun
 
 from kvreg_service.core.events import (
     Cancelled,
@@ -26,57 +30,9 @@ from kvreg_service.core.events import (
 )
 from kvreg_service.core.ids import RequestId
 
-TENANT = "tenant"
-MOST_STEPS = 200
-"""No scenario has as many; who needs more has been forgotten."""
-
-
-@dataclass
-class Played:
-    """A scenario that has run to its end."""
-
-    core: Any
-    asked: dict[RequestId, dict[str, Any]]
-    events: list[Any] = field(default_factory=list)
-
-    def steps(self, faults: Faults, verb: str, limit: int = MOST_STEPS) -> None:
-        """Go on until all is done, or for ``limit`` steps, and watch one of the two verbs."""
-        core = self.core
-        for _ in range(limit):
-            if not core.scheduler.has_work:
-                return
-            core.now_s += 0.01
-            with faults.watched_if(verb == "schedule"):
-                plan = core.scheduler.schedule(core.now_s)
-            core.scheduler.check_invariants()
-            result = core.runner.execute(plan)
-            with faults.watched_if(verb == "commit"):
-                self.events += core.scheduler.commit(plan, result, core.now_s)
-            core.scheduler.check_invariants()
-
-    def cancel_first(self, faults: Faults) -> None:
-        """Cancel the request that was asked first, and watch that."""
-        with faults.watched_if(True):
-            self.events += self.core.scheduler.cancel(next(iter(self.asked)), self.core.now_s)
-        self.core.scheduler.check_invariants()
-
-
-def _begin(make_core, scenario: Scenario) -> Played:
-    options = dict(scenario.options)
-    quota = options.pop("quota", None)
-    core = make_core(**options)
-    if quota is not None:
-        core.scheduler.custody.set_quotas({TENANT: quota}, core.now_s)
-    for request in scenario.kept:
-        core.run(**request)
-    return Played(core, {core.submit(**request): request for request in scenario.asked})
-
-
-# What must hold.
-
 
 class Expected:
-    """The answers of runs in which nothing is kept, computed once."""
+    """Answers of schedulers that keep nothing, each computed once."""
 
     def __init__(self, make_core) -> None:
         self._make_core = make_core
@@ -89,21 +45,21 @@ class Expected:
         return self._answers[key]
 
 
-def _check_ends(played: Played, expected: Expected) -> None:
-    """One request at most has failed, of the fault; the others are answered as if alone."""
+def _check_ends(run: ScenarioRun, expected: Expected) -> None:
+    """At most one request fails, because of the fault; the others get their expected answers."""
     failed = []
-    for request_id, request in played.asked.items():
-        own = [event for event in played.events if _request_of(event) == request_id]
+    for request_id, request in run.requests.items():
+        own = [event for event in run.events if _request_of(event) == request_id]
         ends = [event for event in own if isinstance(event, Terminal)]
         assert len(ends) == 1, f"{request_id} ended {len(ends)} times"
-        assert own[-1] is ends[0], f"{request_id} went on after its end"
+        assert own[-1] is ends[0], f"{request_id} has events after its end"
         tokens = [event.token for event in own if isinstance(event, TokenSampled)]
         wanted = expected.answer(request["prompt"], request["max_tokens"])
         if isinstance(ends[0], Finished):
-            assert tokens == wanted, f"{request_id} was answered wrong"
+            assert tokens == wanted, f"{request_id} has a wrong answer"
         else:
             failed.append(ends[0])
-            assert tokens == wanted[: len(tokens)], f"{request_id} was answered wrong"
+            assert tokens == wanted[: len(tokens)], f"{request_id} has a wrong answer"
     assert len(failed) <= 1, "more than one request has failed"
     for event in failed:
         is_fault = isinstance(event, Failed) and isinstance(event.error.__cause__, InjectedFault)
@@ -114,52 +70,75 @@ def _request_of(event: Any) -> RequestId | None:
     return getattr(event, "request_id", None)
 
 
-def _check_next_turns(played: Played, scenario: Scenario, expected: Expected) -> None:
-    """Every conversation can go on, from whatever is left of it."""
+def _check_next_turns(run: ScenarioRun, scenario: Scenario, expected: Expected) -> None:
+    """Every conversation can continue, from whatever is left of it."""
     for request in (*scenario.kept, *scenario.asked):
         prompt = [*request["prompt"], 3, 3, 3]
-        outcome = played.core.run(prompt, boundary=len(prompt) - 1, max_tokens=2)
-        assert outcome.answer == expected.answer(prompt, 2), "a next turn was answered wrong"
+        outcome = run.core.run(prompt, boundary=len(prompt) - 1, max_tokens=2)
+        assert outcome.answer == expected.answer(prompt, 2), "a next turn has a wrong answer"
 
 
 def _check_idle(core) -> None:
-    """With everything kept given up, nothing is left."""
-    placement = core.scheduler.holdings
+    """Nothing is left once all kept sequences are dropped."""
+    holdings = core.scheduler.holdings
     for sequence in list(core.kept()):
         core.scheduler.custody.drop(sequence.sequence_id)
     core.scheduler.check_invariants()
-    assert placement.pages.num_free == core.num_pages
-    assert placement.registry.num_kept == 0
-    assert [lane.sequence for lane in placement.lanes] == [None] * core.lanes
+    assert holdings.pages.num_free == core.num_pages
+    assert holdings.registry.num_kept == 0
+    assert [lane.sequence for lane in holdings.lanes] == [None] * core.lanes
     assert core.scheduler.queue_length == core.scheduler.num_running == 0
 
 
-def _survey(
-    make_core,
-    scenario: Scenario,
-    moment: Moment,
-    act: Callable[[Played, Faults], None],
-    is_chosen: Callable[[Point], bool] = lambda _: True,
-) -> None:
-    """Play the scenario once for each fault point; tell all of those that were not survived."""
+@dataclass(frozen=True)
+class Snapshot:
+    """A run just before a call, and the fault points that are new in this call."""
+
+    run: bytes
+    points: list[Point]
+
+
+def _record(run: ScenarioRun, call: Call, moment: Moment) -> list[Snapshot]:
+    """Complete a run without faults, and keep it before each call that has new fault points."""
+    snapshots = []
+    found = Faults(moment)
+    while (next_call := run.next_call()) is not None:
+        if next_call != call:
+            run.advance()
+            continue
+        before, num_known = run.snapshot(), len(found.points)
+        run.advance(found)
+        if found.points[num_known:]:
+            snapshots.append(Snapshot(before, found.points[num_known:]))
+    return snapshots
+
+
+def _sweep(make_core, scenario: Scenario, call: Call, moment: Moment, **options: int) -> None:
+    """Complete the scenario once for each fault point of a call, from just before that call."""
     expected = Expected(make_core)
-    dry = Faults(moment)
-    played = _begin(make_core, scenario)
-    act(played, dry)
+    run = ScenarioRun.begin(make_core, scenario, **options)
+    snapshots = _record(run, call, moment)
     for leads_to in scenario.leads_to:
-        assert any(map(leads_to, played.events)), "the precondition of this scenario"
-    points = [point for point in dry.points if is_chosen(point)]
+        assert any(map(leads_to, run.events)), "the precondition of this scenario"
     broken = []
-    for point in points:
-        played = _begin(make_core, scenario)
-        try:
-            act(played, Faults(moment, raise_at=point.number))
-            _check_ends(played, expected)
-            _check_next_turns(played, scenario, expected)
-            _check_idle(played.core)
-        except Exception as error:  # noqa: BLE001 - reported with its fault point
-            broken.append(f"{moment} {point.number}, {point.path}: {error!r}")
-    assert not broken, f"{len(broken)} of {len(points)}:\n" + "\n".join(broken)
+    checked_states: set[bytes] = set()
+    for snapshot in snapshots:
+        for point in snapshot.points:
+            faults = Faults(moment, raise_at=point.number)
+            run = pickle.loads(snapshot.run)
+            try:
+                run.advance(faults)
+                assert faults.raised_at == point.path, "another fault point"
+                run.finish()
+                _check_ends(run, expected)
+                state = pickle.dumps(run.core)
+                if state not in checked_states:
+                    _check_next_turns(run, scenario, expected)
+                    _check_idle(run.core)
+                    checked_states.add(state)
+            except Exception as error:  # noqa: BLE001 - reported with its fault point
+                broken.append(f"{moment} {point.number}, {point.path}: {error!r}")
+    assert not broken, f"{len(broken)} broken:\n" + "\n".join(broken)
 
 
 scenarios = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
@@ -168,14 +147,14 @@ moments = pytest.mark.parametrize("moment", get_args(Moment))
 
 @moments
 @scenarios
-def test_a_fault_while_a_step_is_planned_costs_one_request(make_core, scenario, moment):
-    _survey(make_core, scenario, moment, lambda p, f: p.steps(f, "schedule"))
+def test_fault_in_schedule_fails_one_request(make_core, scenario, moment):
+    _sweep(make_core, scenario, "schedule", moment)
 
 
 @moments
 @scenarios
-def test_a_fault_while_a_step_is_taken_in_costs_one_request(make_core, scenario, moment):
-    _survey(make_core, scenario, moment, lambda p, f: p.steps(f, "commit"))
+def test_fault_in_commit_fails_one_request(make_core, scenario, moment):
+    _sweep(make_core, scenario, "commit", moment)
 
 
 @moments
@@ -183,22 +162,11 @@ def test_a_fault_while_a_step_is_taken_in_costs_one_request(make_core, scenario,
     ("name", "num_steps"),
     [("cold in chunks", 1), ("restore", 2), ("borrow", 2), ("beside a neighbour", 3)],
 )
-def test_a_fault_while_a_request_is_cancelled_costs_no_other(make_core, name, num_steps, moment):
-    def act(played: Played, faults: Faults) -> None:
-        played.steps(Faults(moment), "", limit=num_steps)
-        played.cancel_first(faults)
-        played.steps(Faults(moment), "")
-
-    _survey(make_core, SCENARIOS[name], moment, act)
+def test_fault_in_cancel_fails_no_other_request(make_core, name, num_steps, moment):
+    _sweep(make_core, SCENARIOS[name], "cancel", moment, steps_before_cancel=num_steps)
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["lane", "entry"])
-def test_a_fault_while_a_sequence_is_dropped_leaves_the_pools_consistent(make_core, place):
-    def act(played: Played, faults: Faults) -> None:
-        sequence = played.core.kept()[place]
-        with faults.watched_if(True), suppress(InjectedFault):
-            played.core.scheduler.custody.drop(sequence.sequence_id)
-        played.core.scheduler.check_invariants()
-
-    for moment in get_args(Moment):
-        _survey(make_core, Scenario({"entries": 1}, (A, B), ()), moment, act)
+@moments
+@pytest.mark.parametrize("index", [0, 1], ids=["lane", "entry"])
+def test_fault_in_drop_leaves_the_pools_consistent(make_core, index, moment):
+    _sweep(make_core, Scenario({"entries": 1}, (A, B), ()), "drop", moment, dropped=index)

@@ -1,0 +1,125 @@
+"""Runs a scenario one call of the scheduler at a time, so that a run can be copied before a call.
+
+Owns the order of the calls. It does not choose fault points or check results.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.unit.core.fault_scenarios import Scenario
+from tests.unit.core.faults import Faults, InjectedFault
+
+from kvreg_service.core.ids import RequestId
+from kvreg_service.core.step import StepPlan, StepResult
+
+TENANT = "tenant"
+MAX_CALLS = 400
+"""More than any scenario needs: a run that takes more has lost a request."""
+
+Call = Literal["schedule", "commit", "cancel", "drop"]
+
+
+@dataclass
+class ScenarioRun:
+    """A scheduler and its runner, with the requests of a scenario submitted.
+
+    After ``steps_before_cancel`` steps the first request is cancelled. With ``dropped`` the run is
+    one call: it drops the kept sequence at that index.
+    """
+
+    core: Any
+    requests: dict[RequestId, dict[str, Any]]
+    steps_before_cancel: int | None = None
+    dropped: int | None = None
+    events: list[Any] = field(default_factory=list)
+    _num_steps: int = 0
+    _num_other_calls: int = 0
+    _executed: tuple[StepPlan, StepResult] | None = None
+
+    @classmethod
+    def begin(
+        cls, make_core: Callable[..., Any], scenario: Scenario, **options: int | None
+    ) -> ScenarioRun:
+        """Serve the kept prompts of a scenario, and submit the requests it is about."""
+        core_options = dict(scenario.options)
+        quota = core_options.pop("quota", None)
+        core = make_core(**core_options)
+        if quota is not None:
+            core.scheduler.custody.set_quotas({TENANT: quota}, core.now_s)
+        for request in scenario.kept:
+            core.run(**request)
+        requests = {core.submit(**request): request for request in scenario.asked}
+        return cls(core, requests, **options)
+
+    def snapshot(self) -> bytes:
+        """Return a copy of the run, which `pickle.loads` brings back."""
+        return pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def next_call(self) -> Call | None:
+        """Return the call that `advance` makes; None at the end of the run."""
+        if self._executed is not None:
+            return "commit"
+        if self._num_other_calls == 0 and self.dropped is not None:
+            return "drop"
+        if self._num_other_calls == 0 and self._num_steps == self.steps_before_cancel:
+            return "cancel"
+        return "schedule" if self.core.scheduler.has_work else None
+
+    def advance(self, faults: Faults | None = None) -> None:
+        """Make the next call, observed by ``faults``, and check all invariants after it."""
+        observed = nullcontext() if faults is None else faults.observe()
+        match self.next_call():
+            case "schedule":
+                self._schedule(observed)
+            case "commit":
+                self._commit(observed)
+            case "cancel":
+                self._cancel(observed)
+            case "drop":
+                self._drop(observed)
+            case None:
+                raise AssertionError("the run is at its end")
+
+    def finish(self) -> None:
+        """Make all calls that are left."""
+        for _ in range(MAX_CALLS):
+            if self.next_call() is None:
+                return
+            self.advance()
+
+    def _schedule(self, observed: AbstractContextManager[None]) -> None:
+        core = self.core
+        core.now_s += 0.01
+        with observed:
+            plan = core.scheduler.schedule(core.now_s)
+        core.scheduler.check_invariants()
+        self._executed = plan, core.runner.execute(plan)
+
+    def _commit(self, observed: AbstractContextManager[None]) -> None:
+        assert self._executed is not None
+        plan, result = self._executed
+        with observed:
+            self.events += self.core.scheduler.commit(plan, result, self.core.now_s)
+        self._executed = None
+        self._num_steps += 1
+        self.core.scheduler.check_invariants()
+
+    def _cancel(self, observed: AbstractContextManager[None]) -> None:
+        self._num_other_calls += 1
+        with observed:
+            self.events += self.core.scheduler.cancel(next(iter(self.requests)), self.core.now_s)
+        self.core.scheduler.check_invariants()
+
+    def _drop(self, observed: AbstractContextManager[None]) -> None:
+        assert self.dropped is not None
+        self._num_other_calls += 1
+        sequence = self.core.kept()[self.dropped]
+        # The caller of `drop` gets the fault; the pools must be consistent nevertheless.
+        with suppress(InjectedFault), observed:
+            self.core.scheduler.custody.drop(sequence.sequence_id)
+        self.core.scheduler.check_invariants()
