@@ -17,7 +17,6 @@ _NOT_WRAPPED = (
     # Written by `make bench`.
     r"docs/measurements/\d{4}-.*",
     # Still to wrap.
-    r"docs/adr/.*",
     r"docs/operations\.md",
     r"charts/kvreg/README\.md",
 )
