@@ -1,1 +1,1 @@
-"""Grafana dashboards as code: built here, imported from ``generated/``."""
+"""Grafana dashboards as code: built here, written to ``generated/``."""

@@ -1,4 +1,4 @@
-"""``python -m dashboards``: write ``generated/`` anew."""
+"""``python -m dashboards``: regenerate ``generated/``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Read the command line and write the files."""
     parser = argparse.ArgumentParser(prog="dashboards", description=__doc__)
     parser.add_argument(
-        "--docs-url", default=DOCS_URL, help="where docs/ is published [%(default)s]"
+        "--docs-url", default=DOCS_URL, help="URL under which docs/ is published [%(default)s]"
     )
     write_all(GENERATED, docs_url=parser.parse_args().docs_url)
 

@@ -1,6 +1,6 @@
 """The frame that all dashboards share: variables, links, annotations, and rows of panels.
 
-Owns what is the same on each of them. What is on one of them is in a module of its own.
+The panels of each dashboard are in a module of its own.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _TAG = "kvreg"
 _NAMESPACES = "label_values(kvreg_profile_info, namespace)"
 _PROFILES = 'label_values(kvreg_profile_info{namespace=~"$namespace"}, profile)'
 _PODS = 'label_values(kvreg_profile_info{namespace=~"$namespace",profile=~"$profile"}, pod)'
-"""Engines of the selected profiles; what is chosen before narrows what can be chosen after."""
+"""Engines of the selected profiles. Each variable limits the choices of those after it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Panels that answer one question, which is the row's title."""
+    """Panels of one subject, under a title."""
 
-    question: str
+    title: str
     panels: Sequence[AnyPanel]
 
 
 @dataclass(frozen=True)
 class Board:
-    """One dashboard. ``name`` is that of its file, and ``span`` the time it shows at first."""
+    """One dashboard. ``name`` is that of its file, and ``span`` the default time range."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Board:
 
 
 def write_json(board: Board) -> str:
-    """Return a dashboard as Grafana imports it."""
+    """Return a dashboard as JSON that Grafana can import."""
     builder = (
         dashboard.Dashboard(board.title)
         .uid(f"{_TAG}-{board.name}")
@@ -67,7 +67,7 @@ def write_json(board: Board) -> str:
         .links(_links())
     )
     for row in board.rows:
-        builder = builder.with_row(dashboard.Row(row.question))
+        builder = builder.with_row(dashboard.Row(row.title))
         for panel in row.panels:
             builder = builder.with_panel(panel)
     built = builder.build()
@@ -93,7 +93,7 @@ def _choice(name: str, label: str, query: str) -> Builder[VariableModel]:
         .query(query)
         .multi(True)
         .include_all(True)
-        # Engines without a profile have no such label at all.
+        # This also matches engines without a profile, which lack the label.
         .all_value(".*")
         .current(VariableOption(selected=True, text=["All"], value=["$__all"]))
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
@@ -104,7 +104,7 @@ def _choice(name: str, label: str, query: str) -> Builder[VariableModel]:
 def _starts() -> dashboard.AnnotationQuery:
     return (
         dashboard.AnnotationQuery()
-        .name("An engine has started")
+        .name("Engine started")
         .datasource(DATASOURCE)
         .enable(True)
         .icon_color("blue")
@@ -123,8 +123,8 @@ def _links() -> list[Link]:
     )
     return [
         others,
-        link("How to read this", "dashboards.md"),
-        link("What to do", "runbook.md"),
-        link("What the numbers count", "metrics.md"),
-        link("What the words mean", "glossary.md"),
+        link("Dashboards guide", "dashboards.md"),
+        link("Runbook", "runbook.md"),
+        link("Metrics reference", "metrics.md"),
+        link("Glossary", "glossary.md"),
     ]

@@ -1,4 +1,4 @@
-"""All dashboards, and the files that they are written to."""
+"""All dashboards, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build_boards() -> list[Board]:
 
 
 def write_all(folder: Path, *, docs_url: str = DOCS_URL) -> None:
-    """Write each dashboard to a file of its name, and remove what no dashboard is behind."""
+    """Write each dashboard to a file of its name, and remove other JSON files."""
     folder.mkdir(exist_ok=True)
     written = {
         f"{board.name}.json": write_json(board).replace(DOCS_URL, docs_url)

@@ -1,4 +1,4 @@
-"""The dashboard *Operator*: whether edited profiles reach the engines, and what holds them up."""
+"""The dashboard *Operator*: effective profiles, rolls, and the operator's watches."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ def build_operator_board() -> Board:
         name="operator",
         title="kvreg: Operator",
         description=(
-            "Do edited profiles reach the engines, and what holds them up? Numbers of the operator "
-            "are not narrowed by the choice of namespace, profile and engine; those of engines are."
+            "Effective profiles, rolls, and the operator's watches. The filters for namespace, "
+            "profile and engine apply to engine metrics only, not to operator metrics."
         ),
         span="24h",
-        rows=[_served(), _rolls(), _health()],
+        rows=[_profiles(), _rolls(), _watches()],
     )
 
 
-def _served() -> Row:
+def _profiles() -> Row:
     columns = {
         "namespace": "Namespace",
         "pod": "Engine",
         "profile": "Profile",
         "lanes": "Lanes",
         "entries": "Entries",
-        "current_state": "Current states",
-        "profile_hash": "Hash of the settings",
+        "current_state": "Current state",
+        "profile_hash": "Profile hash",
     }
     return Row(
-        "What do the engines really serve?",
+        "Effective profiles",
         [
             listing(
                 About(
-                    "The profile that each engine serves at this moment",
-                    "As the engines say it, not as it was asked for. Two hashes under one profile "
-                    "are a roll that is under way, or stuck.",
+                    "Effective profile by engine",
+                    "The profile that each engine reports, not the one that its KVRegistryProfile "
+                    "requests. Two hashes under one profile mean that a roll is in progress or "
+                    "stuck.",
                     "short",
                 ),
                 Query(f"max by ({', '.join(columns)}) ({now('kvreg_profile_info')})"),
@@ -46,8 +47,9 @@ def _served() -> Row:
             ),
             graph(
                 About(
-                    "Engines, by profile and hash of its settings",
-                    "During a roll one line falls as the other rises.",
+                    "Engines by profile and hash",
+                    "During a roll, the count of the old hash falls while that of the new one "
+                    "rises.",
                     "short",
                 ),
                 Query(
@@ -63,21 +65,23 @@ def _served() -> Row:
 
 def _rolls() -> Row:
     return Row(
-        "Are changes carried out?",
+        "Rolls",
         [
             graph(
                 About(
-                    "Profiles, by what is true of them",
-                    "Ready: served as asked. Progressing: a roll is under way. RolloutDeferred: it "
-                    "waits. Degraded: it failed. Accepted: the profile makes sense.",
+                    "Profiles by condition",
+                    "Profiles whose condition is true. Accepted: the profile is valid. "
+                    "Progressing: a roll is in progress. RolloutDeferred: the roll is deferred. "
+                    "Ready: all engines serve the profile. Degraded: the roll failed, or an "
+                    "object is missing.",
                     "short",
                 ),
                 Query("sum by (condition) (kvreg_operator_profiles)", "{{condition}}"),
             ),
             graph(
                 About(
-                    "Rolls, by how they ended",
-                    "A roll restarts engines one after the other, and empties their registries.",
+                    "Rolls by result",
+                    "A roll restarts engines one at a time, which empties their registries.",
                     "ops",
                 ),
                 Query(_operator_rate("kvreg_operator_rolls_total", "result"), "{{result}}"),
@@ -85,8 +89,9 @@ def _rolls() -> Row:
             ),
             graph(
                 About(
-                    "Rolls that were put off, by reason",
-                    "The operator waits until engines are idle. One reason for hours: look there.",
+                    "Deferred rolls by reason",
+                    "The operator defers a roll, for example until an engine is idle. A reason "
+                    "that persists for hours needs attention.",
                     "ops",
                 ),
                 Query(_operator_rate("kvreg_operator_deferrals_total", "reason"), "{{reason}}"),
@@ -94,8 +99,9 @@ def _rolls() -> Row:
             ),
             graph(
                 About(
-                    "Looks at profiles, by result",
-                    "Each profile is looked at again and again, whether it changed or not.",
+                    "Reconciles by result",
+                    "Profiles are reconciled after each event and at every resync, whether they "
+                    "changed or not.",
                     "ops",
                 ),
                 Query(_operator_rate("kvreg_operator_reconciles_total", "result"), "{{result}}"),
@@ -105,14 +111,15 @@ def _rolls() -> Row:
     )
 
 
-def _health() -> Row:
+def _watches() -> Row:
     return Row(
-        "Does the API server answer the operator?",
+        "Watches",
         [
             number(
                 About(
-                    "Time since an event or a list, longest",
-                    "Beyond ten minutes the operator does not see changes of that kind of object.",
+                    "Maximum watch age",
+                    "More than ten minutes means that the operator receives neither events nor lists "
+                    "of at least one kind of object.",
                     "s",
                     alert="KvregOperatorDeaf",
                 ),
@@ -121,8 +128,9 @@ def _health() -> Row:
             ),
             graph(
                 About(
-                    "Time since an event or a list, by kind of object",
-                    "Small teeth are normal. A straight rise: its lists fail, and no event comes.",
+                    "Watch age by kind",
+                    "Time since the last event or list of this kind. A sawtooth is "
+                    "normal. A steady rise means that lists fail and no event arrives.",
                     "s",
                     alert="KvregOperatorDeaf",
                 ),

@@ -1,7 +1,7 @@
-"""The metrics of the operator that dashboards and alerts use: its side of the contract.
+"""The operator metrics that dashboards and alerts use, as a contract with the operator.
 
-They carry only the labels named here, beside those that scraping adds. The operator may live in
-another namespace than the engines, so they are not filtered by the selection.
+They have only the labels named here, in addition to those that the scrape adds. The operator may
+run in another namespace than the engines, so the dashboard's filters do not apply to them.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ OPERATOR_METRICS = {
     "kvreg_operator_watch_age_seconds": ("kind",),
     "kvreg_operator_reconciles_total": ("result",),
 }
-"""Names and labels. Profiles are those whose condition is true. The age of a watch is the time
-since an event of its kind, or a list, arrived."""
+"""Names and labels. ``kvreg_operator_profiles`` counts profiles whose condition is true. The age of
+a watch is the time since the last event or list of its kind."""

@@ -1,6 +1,6 @@
-"""The kinds of panels that the dashboards are made of, each with its looks settled once.
+"""Panel types of the dashboards, each with one fixed style.
 
-Owns looks, units and links of a panel. What it asks is an argument.
+Owns style, unit and links of a panel. Its queries are arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from dashboards.queries import quantile
 
 DOCS_URL = "https://kvreg.dev/docs"
-"""Where docs/ of this repository is published."""
+"""The URL under which docs/ of this repository is published."""
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -46,7 +46,7 @@ _NUMBER_HEIGHT = 4
 
 @dataclass(frozen=True)
 class Query:
-    """What a panel asks, and what its lines are called. ``step``: the least distance of points."""
+    """A query of a panel, with its legend. ``step`` is the minimum interval between points."""
 
     expr: str
     legend: str = ""
@@ -55,7 +55,7 @@ class Query:
 
 @dataclass(frozen=True)
 class About:
-    """What a panel says, to a person who has never seen it. ``alert`` is the one it belongs to."""
+    """Title, description and unit of a panel. ``alert`` is the alert that the panel explains."""
 
     title: str
     description: str
@@ -72,9 +72,10 @@ def graph(
     maximum: float | None = None,
     span: str | None = None,
 ) -> AnyPanel:
-    """Lines over time, from 0 on; ``stacked`` areas where they add up to something.
+    """Build a time series panel whose axis starts at 0.
 
-    ``span`` is the time that is shown, where it is not that of the whole dashboard.
+    Use ``stacked`` for series that add up to a total. ``span`` overrides the time range of the
+    dashboard.
     """
     panel = (
         timeseries.Panel()
@@ -117,16 +118,16 @@ def graph(
 
 
 def quantiles(histogram: str) -> list[Query]:
-    """Three lines of one histogram, named for people who do not speak of percentiles."""
+    """Return queries for the p50, p95 and p99 of a histogram."""
     return [
-        Query(quantile(0.5, histogram), "half are faster"),
-        Query(quantile(0.95, histogram), "95 % are faster"),
-        Query(quantile(0.99, histogram), "99 % are faster"),
+        Query(quantile(0.5, histogram), "p50"),
+        Query(quantile(0.95, histogram), "p95"),
+        Query(quantile(0.99, histogram), "p99"),
     ]
 
 
 def number(about: About, query: Query, *, width: int = 6) -> AnyPanel:
-    """One number of this moment, large."""
+    """Build a panel that shows one current value."""
     return (
         stat.Panel()
         .title(about.title)
@@ -146,7 +147,7 @@ def number(about: About, query: Query, *, width: int = 6) -> AnyPanel:
 def listing(
     about: About, query: Query, *, columns: dict[str, str], width: int = FULL_WIDTH
 ) -> AnyPanel:
-    """The labels of all series of this moment, one a row. ``columns``: labels and their titles."""
+    """Build a table of the current series, one per row. ``columns`` maps labels to headings."""
     return (
         table.Panel()
         .title(about.title)
@@ -177,7 +178,7 @@ def listing(
 
 
 def link(title: str, page: str) -> Link:
-    """A link to a page of the documents, in a tab of its own."""
+    """Build a link to a page of the documents, which opens in a new tab."""
     return (
         dashboard.DashboardLink(title)
         .type(DashboardLinkType.LINK)
@@ -189,4 +190,4 @@ def link(title: str, page: str) -> Link:
 def _links(about: About) -> list[Link]:
     if about.alert is None:
         return []
-    return [link(f"What to do: {about.alert}", f"runbook.md#{about.alert.lower()}")]
+    return [link(f"Runbook: {about.alert}", f"runbook.md#{about.alert.lower()}")]

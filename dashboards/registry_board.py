@@ -1,4 +1,4 @@
-"""The dashboard *Registry*: whether conversations come back warm, and what keeping them costs."""
+"""The dashboard *Registry*: prompt reuse, state moves, evictions and capacity."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dashboards.panels import About, AnyPanel, Query, graph, number, quantiles
 from dashboards.queries import increase, now, rate, share, total
 
 _RATIO = (
-    "Requests whose prompt ends with an assistant's message and whose sequence came back from the "
-    "registry, of all requests. Only these use the current state of an entry: where they are rare, "
-    "dropping it costs little. A sum over a sum, over all selected engines."
+    "Requests whose prompt ends with an assistant message and whose sequence was attached from the "
+    "registry, divided by all requests. Only these can use the current state of an entry, so a low "
+    "ratio means that current_state=drop costs little. Summed over all selected engines."
 )
 
 
@@ -18,23 +18,24 @@ def build_registry_board() -> Board:
     return Board(
         name="registry",
         title="kvreg: Registry",
-        description="Do conversations that were interrupted come back warm, and at what price?",
+        description="Prompt reuse, state moves, evictions and capacity of the registry.",
         span="24h",
-        rows=[_ratio(), _reuse(), _moves(), _losses(), _places(), _cold()],
+        rows=[_ratio(), _reuse(), _moves(), _evictions(), _capacity(), _cold_starts()],
     )
 
 
 def _ratio() -> Row:
     return Row(
-        "How often is a current state in the registry really used?",
+        "Registry hits with assistant tail",
         [
             _ratio_now("hour", "1h"),
             _ratio_now("day", "1d"),
             number(
                 About(
-                    "Prompt tokens that were reused, last hour",
-                    "Tokens of prompts that came from a lane, the registry or an anchor, of all "
-                    "tokens of prompts. When it is low, most conversations are computed anew.",
+                    "Cached prompt tokens ratio, last hour",
+                    "Prompt tokens reused from a lane, an entry or an anchor, divided by all "
+                    "prompt tokens. A low ratio means that most prompts are prefilled from "
+                    "position 0.",
                     "percentunit",
                     alert="KvregReuseLow",
                 ),
@@ -47,8 +48,9 @@ def _ratio() -> Row:
             ),
             number(
                 About(
-                    "Requests that ended, last hour",
-                    "When these are few, the ratios beside this number mean little.",
+                    "Requests, last hour",
+                    "Accepted requests that ended. With few requests, the ratios in this row are "
+                    "not meaningful.",
                     "short",
                 ),
                 Query(total(increase("kvreg_requests_total", window="1h"))),
@@ -60,19 +62,17 @@ def _ratio() -> Row:
 
 
 def _ratio_now(name: str, window: str) -> AnyPanel:
-    about = About(
-        f"Continued answers that came back from the registry, last {name}", _RATIO, "percentunit"
-    )
+    about = About(f"Registry hit ratio with assistant tail, last {name}", _RATIO, "percentunit")
     return number(about, Query(_ratio_query(window)))
 
 
 def _ratio_over_time(name: str, window: str, *, span: str) -> AnyPanel:
     about = About(
-        f"Continued answers that came back from the registry, by the {name}",
-        f"{_RATIO} Each bar is the {name} before it.",
+        f"Registry hit ratio with assistant tail, per {name}",
+        f"{_RATIO} Each bar covers the preceding {name}.",
         "percentunit",
     )
-    query = Query(_ratio_query(window), f"in the {name} before", step=window)
+    query = Query(_ratio_query(window), f"preceding {name}", step=window)
     return graph(about, query, bars=True, span=span)
 
 
@@ -85,15 +85,15 @@ def _ratio_query(window: str) -> str:
 
 def _reuse() -> Row:
     return Row(
-        "Do conversations come back warm?",
+        "Prompt reuse",
         [
             graph(
                 About(
-                    "Where the computation of prompts began",
-                    "full_reset: from nothing. append_frontier: behind the last token. "
-                    "restore_turn_checkpoint, restore_response_checkpoint: at a boundary before "
-                    "it. restore_anchor: behind a beginning that conversations share. none: the "
-                    "request never had a lane.",
+                    "Requests by reuse path",
+                    "full_reset: prefill from 0. append_frontier: after the last token of a kept "
+                    "sequence. restore_turn_checkpoint, restore_response_checkpoint: from a "
+                    "checkpoint. restore_anchor: from the end of a shared head. none: the request "
+                    "never had a lane.",
                     "reqps",
                     alert="KvregReuseLow",
                 ),
@@ -105,8 +105,8 @@ def _reuse() -> Row:
             ),
             graph(
                 About(
-                    "Prompt tokens, by where they came from",
-                    "computed is the work; everything else was kept and is not computed again.",
+                    "Prompt tokens by source",
+                    "computed: tokens that were prefilled. All other sources are cached tokens.",
                     "tokens/s",
                     alert="KvregReuseLow",
                 ),
@@ -115,9 +115,9 @@ def _reuse() -> Row:
             ),
             graph(
                 About(
-                    "Prompt tokens that were reused, by engine",
-                    "An engine far below the others gets conversations that it has not seen, or "
-                    "has started a short time ago.",
+                    "Cached prompt tokens ratio by engine",
+                    "An engine far below the others receives sessions that it has not served "
+                    "before, or has just started.",
                     "percentunit",
                     alert="KvregReuseLow",
                 ),
@@ -135,9 +135,9 @@ def _reuse() -> Row:
             ),
             graph(
                 About(
-                    "How long conversations had been at rest when they came back",
-                    "From the end of the last request of what is reused to the beginning of the "
-                    "next. Keeping things longer than the slowest of these buys nothing.",
+                    "Idle time of reused sequences",
+                    "From the end of the last request of a sequence to the request that reuses "
+                    "it. Keeping sequences longer than the p99 gains little.",
                     "s",
                 ),
                 *quantiles("kvreg_reuse_gap_seconds"),
@@ -148,13 +148,13 @@ def _reuse() -> Row:
 
 def _moves() -> Row:
     return Row(
-        "Does moving conversations work, and is it fast?",
+        "State moves",
         [
             graph(
                 About(
-                    "Conversations brought back to a lane, by what came",
-                    "From the registry: frontier, turn_checkpoint or response_checkpoint. From an "
-                    "anchor: a copy of a shared beginning.",
+                    "Attaches by source and kind",
+                    "registry: the frontier, turn_checkpoint or response_checkpoint of an entry. "
+                    "anchor: a copy of a shared head.",
                     "ops",
                 ),
                 Query(total(rate("kvreg_attaches_total"), by="from, kind"), "{{from}}: {{kind}}"),
@@ -162,9 +162,9 @@ def _moves() -> Row:
             ),
             graph(
                 About(
-                    "Conversations that had to leave their lane, by what became of them",
-                    "entry: kept in an empty entry or in place of something less valuable. "
-                    "exchange: swapped with the one that came. dropped: not kept.",
+                    "Detaches by result",
+                    "entry: moved to an entry that was empty or whose sequence was evicted. "
+                    "exchange: swapped with the attached sequence. dropped: discarded.",
                     "ops",
                     alert="KvregRegistryThrash",
                 ),
@@ -173,16 +173,18 @@ def _moves() -> Row:
             ),
             graph(
                 About(
-                    "Time to bring states back to a lane (attach)",
-                    "Copying the states of an admission that attached. KV pages do not move.",
+                    "Attach duration",
+                    "Time to copy the states of an admission that attaches a sequence. KV pages "
+                    "are not copied.",
                     "s",
                 ),
                 *quantiles("kvreg_attach_seconds"),
             ),
             graph(
                 About(
-                    "Time to move states to an entry (detach)",
-                    "Copying the states of an admission that detached. KV pages do not move.",
+                    "Detach duration",
+                    "Time to copy the states of an admission that detaches a sequence. KV pages "
+                    "are not copied.",
                     "s",
                 ),
                 *quantiles("kvreg_detach_seconds"),
@@ -191,15 +193,16 @@ def _moves() -> Row:
     )
 
 
-def _losses() -> Row:
+def _evictions() -> Row:
     return Row(
-        "What is given up, and what does that cost?",
+        "Evictions and their cost",
         [
             graph(
                 About(
-                    "Kept conversations that were given up, by reason",
-                    "entry_needed, pages_needed, displaced, anchor_needed and quota are want of "
-                    "room. expired and requested are what somebody asked for. failed is an error.",
+                    "Evictions by reason",
+                    "entry_needed, pages_needed, displaced, anchor_needed and quota: lack of "
+                    "room. expired: the time to live is over. requested: deleted by a client. "
+                    "failed: moving or running the sequence failed.",
                     "ops",
                     alert="KvregRegistryThrash",
                 ),
@@ -208,8 +211,8 @@ def _losses() -> Row:
             ),
             graph(
                 About(
-                    "Memory that was given up, by reason",
-                    "Bytes of states and pages of what was given up.",
+                    "Evicted bytes by reason",
+                    "States and pages of the evicted sequences. Shared pages are counted in full.",
                     "binBps",
                 ),
                 Query(total(rate("kvreg_evicted_bytes_total"), by="reason"), "{{reason}}"),
@@ -217,16 +220,18 @@ def _losses() -> Row:
             ),
             graph(
                 About(
-                    "Tokens computed again only because current states are dropped",
-                    "The regret of current_state = drop. Always 0 where current states are kept.",
+                    "Tokens recomputed because of current_state=drop",
+                    "Prompt tokens that the current state of an entry would have saved. Always 0 "
+                    "with current_state=keep.",
                     "tokens/s",
                 ),
-                Query(total(rate("kvreg_current_state_regret_tokens_total")), "computed again"),
+                Query(total(rate("kvreg_current_state_regret_tokens_total")), "recomputed"),
             ),
             graph(
                 About(
-                    "The same, as a share of all computed prompt tokens",
-                    "What keeping current states would save of the work on prompts.",
+                    "Ratio of tokens recomputed because of current_state=drop",
+                    "The same tokens, divided by all computed prompt tokens: the prefill that "
+                    "current_state=keep would save.",
                     "percentunit",
                 ),
                 Query(
@@ -234,63 +239,65 @@ def _losses() -> Row:
                         total(rate("kvreg_current_state_regret_tokens_total")),
                         total(rate("kvreg_prompt_tokens_total", 'source="computed"')),
                     ),
-                    "of computed tokens",
+                    "recomputed / computed",
                 ),
             ),
             graph(
                 About(
-                    "Copies kept for other branches, anchors, and pins that ended early",
-                    "Forks: a conversation that went on in two ways. Anchors: beginnings that "
-                    "were kept for others. Pins: those that would have left too little for others.",
+                    "Forks, captured anchors, and pins ended early",
+                    "Forks: copies kept when a request continues a sequence from a position "
+                    "inside it. Anchors: shared heads that were stored. Pins: ended before their "
+                    "time, because the sequence grew too large or a quota was set.",
                     "ops",
                 ),
                 Query(total(rate("kvreg_forks_total")), "forks"),
-                Query(total(rate("kvreg_anchors_captured_total")), "anchors"),
-                Query(total(rate("kvreg_pins_ended_total")), "pins that ended early"),
+                Query(total(rate("kvreg_anchors_captured_total")), "captured anchors"),
+                Query(total(rate("kvreg_pins_ended_total")), "pins ended early"),
                 width=24,
             ),
         ],
     )
 
 
-def _places() -> Row:
+def _capacity() -> Row:
     return Row(
-        "How full are the places?",
+        "Capacity",
         [
-            _places_graph(
-                "Registry entries that hold a conversation",
-                "All taken is normal: an entry is given up when a better one comes.",
+            _usage_graph(
+                "Registry entries in use",
+                "Normally all are in use: a new sequence evicts the one of lowest value.",
                 "kvreg_registry_entries",
                 'state="kept"',
             ),
-            _places_graph(
-                "Anchor places that hold a shared beginning",
-                "Beginnings of prompts that several conversations share.",
+            _usage_graph(
+                "Anchors in use",
+                "Anchor places that hold the head of a prompt.",
                 "kvreg_anchors",
                 'state="kept"',
             ),
             graph(
                 About(
-                    "Lanes, by what they do",
-                    "empty, retained (nothing runs, and a conversation rests there), prefill, "
-                    "decode. All of them in prefill or decode means that others wait.",
+                    "Lanes by state",
+                    "empty; retained: idle, with a kept sequence; prefill; decode. When all lanes "
+                    "are in prefill or decode, new requests are queued.",
                     "short",
                     alert="KvregQueueTimeouts",
                 ),
                 Query(total(now("kvreg_lanes"), by="state"), "{{state}}"),
-                Query(total(now("kvreg_lanes_limit")), "all"),
+                Query(total(now("kvreg_lanes_limit")), "limit"),
             ),
-            _places_graph(
+            _usage_graph(
                 "State slots in use",
-                "Copies of recurrent states: of lanes, entries and anchors.",
+                "Slots for recurrent and convolution states of lanes, entries and anchors.",
                 "kvreg_state_slots",
                 'state="used"',
                 limit=total(now("kvreg_state_slots")),
             ),
             graph(
                 About(
-                    "KV pages in use, by pool",
-                    "Of 64 tokens each. Near 1, what is kept goes when something longer runs.",
+                    "KV page usage by pool",
+                    "Referenced pages of 64 tokens, divided by all pages. Near 1, kept sequences "
+                    "are evicted when running requests need pages.",
                     "percentunit",
                     alert="KvregRegistryThrash",
                 ),
@@ -308,26 +315,27 @@ def _places() -> Row:
     )
 
 
-def _places_graph(
-    title: str, description: str, metric: str, taken: str, *, limit: str | None = None
+def _usage_graph(
+    title: str, description: str, metric: str, used: str, *, limit: str | None = None
 ) -> AnyPanel:
     return graph(
         About(title, description, "short"),
-        Query(total(now(metric, taken)), "taken"),
-        Query(limit or total(now(f"{metric}_limit")), "all"),
+        Query(total(now(metric, used)), "in use"),
+        Query(limit or total(now(f"{metric}_limit")), "limit"),
     )
 
 
-def _cold() -> Row:
-    young = "(namespace_pod:kvreg_engine_age:seconds < 3600)"
-    from_nothing = rate("kvreg_requests_total", 'reuse_path="full_reset"')
+def _cold_starts() -> Row:
+    recent = "(namespace_pod:kvreg_engine_age:seconds < 3600)"
+    full_reset = rate("kvreg_requests_total", 'reuse_path="full_reset"')
     return Row(
-        "Is it only cold after a roll?",
+        "Cold starts",
         [
             graph(
                 About(
-                    "Time since each engine started (a drop is a restart)",
-                    "A restart empties the registry: conversations are computed from nothing once.",
+                    "Engine uptime",
+                    "A drop to 0 is a restart, which empties the registry: the next prompt of "
+                    "each session is prefilled from position 0.",
                     "s",
                     alert="KvregEngineVanished",
                 ),
@@ -338,21 +346,22 @@ def _cold() -> Row:
             ),
             graph(
                 About(
-                    "Requests computed from nothing: on engines younger than an hour, and on all",
-                    "When only the young ones are high, it passes. Else see the row about reuse.",
+                    "Full reset ratio: uptime below one hour, and all engines",
+                    "If only recently started engines are high, the ratio recovers by itself. "
+                    "Otherwise see the row Prompt reuse.",
                     "percentunit",
                     alert="KvregReuseLow",
                 ),
                 Query(
                     share(
-                        total(f"{from_nothing} and on (namespace, pod) {young}"),
-                        total(f"{rate('kvreg_requests_total')} and on (namespace, pod) {young}"),
+                        total(f"{full_reset} and on (namespace, pod) {recent}"),
+                        total(f"{rate('kvreg_requests_total')} and on (namespace, pod) {recent}"),
                     ),
-                    "younger than an hour",
+                    "uptime below 1 h",
                 ),
                 Query(
-                    share(total(from_nothing), total(rate("kvreg_requests_total"))),
-                    "all",
+                    share(total(full_reset), total(rate("kvreg_requests_total"))),
+                    "all engines",
                 ),
                 maximum=1,
             ),

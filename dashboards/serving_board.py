@@ -1,4 +1,4 @@
-"""The dashboard *Serving*: whether clients get answers, how fast, and what stands in their way."""
+"""The dashboard *Serving*: availability, errors, latency and throughput of the engines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ def build_serving_board() -> Board:
     return Board(
         name="serving",
         title="kvreg: Serving",
-        description="Do clients get answers, how fast, and what stands in their way?",
+        description="Availability, errors, latency and throughput of the engines.",
         span="3h",
-        rows=[_now(), _errors(), _latency(), _throughput(), _process()],
+        rows=[_status(), _errors(), _latency(), _throughput(), _process()],
     )
 
 
-def _now() -> Row:
+def _status() -> Row:
     return Row(
-        "Is it serving?",
+        "Status",
         [
             number(
                 About(
-                    "Engines that take requests",
-                    "Engines that say they are ready. Compare with how many there should be.",
+                    "Ready engines",
+                    "Engines that accept new requests. Compare with the replicas of the "
+                    "StatefulSet.",
                     "short",
                     alert="KvregEngineNotReady",
                 ),
@@ -34,22 +35,23 @@ def _now() -> Row:
             ),
             number(
                 About(
-                    "Engines that are draining",
-                    "They finish what they have and take nothing new, as before a restart.",
+                    "Draining engines",
+                    "Engines that finish their requests and accept no new ones, as before a "
+                    "restart.",
                     "short",
                 ),
                 Query(total(now("kvreg_engine_draining"))),
                 width=4,
             ),
             number(
-                About("Requests on a lane", "Requests that are being computed.", "short"),
+                About("Running requests", "Requests that have a lane.", "short"),
                 Query(total(now("kvreg_running_requests"))),
                 width=4,
             ),
             number(
                 About(
-                    "Requests that wait for a lane",
-                    "They are given up when they wait longer than queue_timeout_s.",
+                    "Queued requests",
+                    "Requests that wait for a lane. They fail after queue_timeout_s.",
                     "short",
                     alert="KvregQueueTimeouts",
                 ),
@@ -58,8 +60,8 @@ def _now() -> Row:
             ),
             number(
                 About(
-                    "Requests that failed, last hour",
-                    "Accepted requests that ended with an error, of all that ended.",
+                    "Failed requests ratio, last hour",
+                    "Accepted requests that failed, divided by all accepted requests that ended.",
                     "percentunit",
                     alert="KvregQueueTimeouts",
                 ),
@@ -73,8 +75,9 @@ def _now() -> Row:
             ),
             number(
                 About(
-                    "First token: 95 % come within, last hour",
-                    "From the arrival of a request, the wait for a lane included.",
+                    "TTFT p95, last hour",
+                    "Time to first token, from the arrival of the request, including the queue "
+                    "time.",
                     "s",
                 ),
                 Query(quantile(0.95, "kvreg_ttft_seconds", window="1h")),
@@ -86,13 +89,13 @@ def _now() -> Row:
 
 def _errors() -> Row:
     return Row(
-        "Is anybody turned away?",
+        "Errors and queueing",
         [
             graph(
                 About(
-                    "Accepted requests that failed, by error",
-                    "request_queue_timeout: no lane became free in time. The others are errors of "
-                    "the engine; its log says more.",
+                    "Failed requests by error code",
+                    "Accepted requests only. request_queue_timeout: no lane became free in time. "
+                    "All other codes are errors of the engine; see its log.",
                     "reqps",
                     alert="KvregQueueTimeouts",
                 ),
@@ -101,9 +104,10 @@ def _errors() -> Row:
             ),
             graph(
                 About(
-                    "Calls that were refused at the door, by error",
-                    "server_overloaded: the queue is full. draining: about to restart. Most others "
-                    "are mistakes of clients.",
+                    "Rejected requests by error code",
+                    "Requests that were not accepted. server_overloaded: the queue is full. "
+                    "draining: the engine is about to restart. Most other codes are client "
+                    "errors.",
                     "reqps",
                     alert="KvregCallsRefused",
                 ),
@@ -112,19 +116,20 @@ def _errors() -> Row:
             ),
             graph(
                 About(
-                    "Requests waiting for a lane, and running",
-                    "A queue that only grows ends in timeouts.",
+                    "Queued and running requests",
+                    "A queue that keeps growing ends in timeouts.",
                     "short",
                     alert="KvregQueueTimeouts",
                 ),
-                Query(total(now("kvreg_queued_requests")), "waiting"),
+                Query(total(now("kvreg_queued_requests")), "queued"),
                 Query(total(now("kvreg_running_requests")), "running"),
                 Query(total(now("kvreg_lanes_limit")), "lanes"),
             ),
             graph(
                 About(
-                    "Time that requests waited for a lane",
-                    "Of those that got one. Timeouts are in the panel of failed requests.",
+                    "Queue time",
+                    "From arrival to admission, of requests that were admitted. Timeouts are "
+                    "counted in the panel of failed requests.",
                     "s",
                     alert="KvregQueueTimeouts",
                 ),
@@ -136,21 +141,21 @@ def _errors() -> Row:
 
 def _latency() -> Row:
     return Row(
-        "How fast are answers?",
+        "Latency",
         [
             graph(
                 About(
-                    "Time to the first token",
-                    "From the arrival of a request, the wait for a lane included.",
+                    "Time to first token (TTFT)",
+                    "From the arrival of the request, including the queue time.",
                     "s",
                 ),
                 *quantiles("kvreg_ttft_seconds"),
             ),
             graph(
                 About(
-                    "Time to the first token, by where the computation began (half are faster)",
-                    "full_reset computes the whole prompt. The distance to the others is what "
-                    "keeping conversations is worth.",
+                    "TTFT p50 by reuse path",
+                    "full_reset prefills the whole prompt. The difference between it and the "
+                    "other paths is the time that prefix reuse saves.",
                     "s",
                     alert="KvregReuseLow",
                 ),
@@ -158,16 +163,17 @@ def _latency() -> Row:
             ),
             graph(
                 About(
-                    "Time between two tokens of an answer",
-                    "Long ones are steps in which other requests' prompts are computed.",
+                    "Inter-token latency (ITL)",
+                    "Time between two tokens of one response. High values are steps that also "
+                    "prefill a chunk of another request.",
                     "s",
                 ),
                 *quantiles("kvreg_inter_token_seconds"),
             ),
             graph(
                 About(
-                    "Time of whole requests, by how they ended (95 % are faster)",
-                    "From arrival to end. cancelled: the client left.",
+                    "Request duration p95 by outcome",
+                    "From arrival to end. cancelled: the client disconnected.",
                     "s",
                 ),
                 Query(quantile(0.95, "kvreg_request_seconds", by="outcome"), "{{outcome}}"),
@@ -178,12 +184,12 @@ def _latency() -> Row:
 
 def _throughput() -> Row:
     return Row(
-        "How much is served?",
+        "Throughput",
         [
             graph(
                 About(
-                    "Requests that ended, by how",
-                    "finished, failed, or cancelled: the client left.",
+                    "Requests by outcome",
+                    "finished, failed, or cancelled (the client disconnected).",
                     "reqps",
                 ),
                 Query(total(rate("kvreg_requests_total"), by="outcome"), "{{outcome}}"),
@@ -191,8 +197,9 @@ def _throughput() -> Row:
             ),
             graph(
                 About(
-                    "Requests, by who spoke last in the prompt",
-                    "user: a turn. tool: a step of an agent. assistant: an answer is gone on with.",
+                    "Requests by tail",
+                    "The role of the last message of the prompt. user: a new turn. tool: a step "
+                    "of an agent loop. assistant: the response continues that message.",
                     "reqps",
                 ),
                 Query(total(rate("kvreg_requests_total"), by="tail"), "{{tail}}"),
@@ -200,20 +207,21 @@ def _throughput() -> Row:
             ),
             graph(
                 About(
-                    "Tokens of prompts computed, and tokens answered",
-                    "The work of the engine. Reused tokens are no work and are not in here.",
+                    "Prompt tokens computed and completion tokens",
+                    "Tokens that the engine prefills and samples. Cached prompt tokens are not "
+                    "included.",
                     "tokens/s",
                 ),
                 Query(
                     total(rate("kvreg_prompt_tokens_total", 'source="computed"')),
-                    "prompts, computed",
+                    "prompt tokens, computed",
                 ),
-                Query(total(rate("kvreg_completion_tokens_total")), "answers"),
+                Query(total(rate("kvreg_completion_tokens_total")), "completion tokens"),
             ),
             graph(
                 About(
-                    "Drafted tokens that were accepted (MTP)",
-                    "Of the tokens that the draft head proposed. Nothing where MTP is off.",
+                    "MTP acceptance rate",
+                    "Accepted draft tokens, divided by all draft tokens. No data when MTP is off.",
                     "percentunit",
                 ),
                 Query(
@@ -231,12 +239,13 @@ def _throughput() -> Row:
 
 def _process() -> Row:
     return Row(
-        "Are the processes and their records well?",
+        "Processes, request log and traces",
         [
             graph(
                 About(
-                    "Memory of each engine's process",
-                    "Of the host, not of cards. A steady rise over days is a leak.",
+                    "Resident memory by engine",
+                    "Host memory of the process, not device memory. A steady rise over days "
+                    "indicates a leak.",
                     "bytes",
                 ),
                 Query(
@@ -245,7 +254,9 @@ def _process() -> Row:
                 ),
             ),
             graph(
-                About("Processor cores that each engine uses", "Of the host.", "short"),
+                About(
+                    "CPU cores used by engine", "Host CPU time of the process per second.", "short"
+                ),
                 Query(
                     total(rate("process_cpu_seconds_total"), by="namespace, pod"),
                     "{{namespace}}/{{pod}}",
@@ -253,8 +264,8 @@ def _process() -> Row:
             ),
             graph(
                 About(
-                    "Lines of the request log: written, and lost",
-                    "Decisions are made from this log. A lost line is gone; serving goes on.",
+                    "Request log lines written and lost",
+                    "Lost lines leave gaps in analyses of the log. Requests are not affected.",
                     "ops",
                     alert="KvregRequestLogErrors",
                 ),
@@ -265,8 +276,9 @@ def _process() -> Row:
             ),
             graph(
                 About(
-                    "Trace spans: sent, and lost",
-                    "dropped: the collector was not there, or too slow. Serving does not wait.",
+                    "Trace spans by result",
+                    "dropped: the collector was unreachable or too slow. Requests do not wait for "
+                    "it.",
                     "ops",
                 ),
                 Query(total(rate("kvreg_trace_spans_total"), by="result"), "{{result}}"),
