@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from kvreg_operator.clients.api_server import connect_to_cluster
 from kvreg_operator.clients.errors import OperatorError
-from kvreg_operator.log_format import install_json_log
+from kvreg_operator.json_log import install_json_log
 from kvreg_operator.reconcile.build import build_workers
 from kvreg_operator.settings import InvalidSettings, Settings, load_settings
 from kvreg_operator.watch.cluster_watch import ClusterWatch

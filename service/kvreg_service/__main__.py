@@ -40,7 +40,7 @@ def serve(settings: Settings) -> None:
     from kvreg_service.api.server import url_of
     from kvreg_service.engine.reservation import plan_cpu
     from kvreg_service.engine_options import engine_options
-    from kvreg_service.log_format import install_json_log
+    from kvreg_service.json_log import install_json_log
     from kvreg_service.model.config import ModelConfig
     from kvreg_service.settings import require_servable
     from kvreg_service.telemetry.tracing.factory import require_tracing
@@ -116,7 +116,7 @@ def _serve_on(listener: socket.socket, settings: Settings) -> None:
             recent=recent,
         )
         server = DrainingServer(app, engine, drain_timeout_s=settings.drain_timeout_s)
-        _logger.info("serving", extra={"fields": {"url": url_of(listener)}})
+        _logger.info("serving", extra={"url": url_of(listener)})
         server.run([listener])
 
 

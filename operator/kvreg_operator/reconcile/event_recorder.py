@@ -65,7 +65,7 @@ class EventRecorder:
             return
         _logger.info(
             event.message,
-            extra={"fields": {"profile": _name_of(about), "reason": event.reason}},
+            extra={"profile": _name_of(about), "reason": event.reason},
         )
         try:
             if known is None or not await self._raise_count(about, known, now_s):

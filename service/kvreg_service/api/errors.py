@@ -185,7 +185,7 @@ def _noting(note: ErrorNote, answer: _Handler) -> _Handler:
 async def _on_kvreg_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.KvregError)
     if shape_of(error).status == 500:
-        _logger.error("a request failed", exc_info=error, extra={"fields": {"code": error.code}})
+        _logger.error("a request failed", exc_info=error, extra={"code": error.code})
     return response_to(error, request)
 
 

@@ -106,7 +106,7 @@ class DrainingServer(uvicorn.Server):
     def begin_end(self) -> None:
         """Start the end, or hurry it when it has started. Called in the event loop."""
         if self._ending is None:
-            _logger.info("draining", extra={"fields": {"timeout_s": self._drain_timeout_s}})
+            _logger.info("draining", extra={"timeout_s": self._drain_timeout_s})
             self._engine.drain()
             self._ending = asyncio.get_running_loop().create_task(self._end())
         else:

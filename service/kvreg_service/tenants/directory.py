@@ -147,7 +147,7 @@ class TenantDirectory:
             self._report_once(err, raw)
             return
         fields = {"num_keys": len(self._keyring)}
-        _logger.info("the API keys were reloaded", extra={"fields": fields})
+        _logger.info("the API keys were reloaded", extra=fields)
 
     def _take(self, raw: bytes) -> None:
         keyring = self._source.parse(raw)

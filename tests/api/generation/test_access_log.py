@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvreg_service.core.errors import Overloaded, RequestFailed
-from kvreg_service.log_format import JsonLines
+from kvreg_service.json_log import build_formatter
 from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.name.endswith("access_log"):
-                seen.append(json.loads(JsonLines().format(record)))
+                seen.append(json.loads(build_formatter().format(record)))
 
     caplog.set_level(logging.INFO)
     logging.getLogger("kvreg_service.api.generation.access_log").addHandler(collect := Collect())

@@ -55,4 +55,4 @@ def log_request(
             "finish_reason": finished.finish_reason,
             "ttft_s": round(finished.timings.ttft_s, 6),
         }
-    _logger.info("request %s", outcome, extra={"fields": fields})
+    _logger.info("request %s", outcome, extra=fields)

@@ -194,7 +194,7 @@ class SpanSender:
     def _tell_lost(self) -> None:
         fields = {"num_spans": self._num_lost_untold, "reason": self._reasons.last}
         self._num_lost_untold = 0
-        _logger.warning("spans could not be sent and are dropped", extra={"fields": fields})
+        _logger.warning("spans could not be sent and are dropped", extra=fields)
 
     def _build(self, sampled: _Sampled) -> list[ReadableSpan]:
         draft = sampled.draft

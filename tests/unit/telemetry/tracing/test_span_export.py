@@ -254,7 +254,7 @@ def test_lost_spans_are_counted_and_logged_once_a_minute(
             collector.was_called.clear()
             sender.request_ended(FINISHED)
             assert collector.was_called.wait(30)
-    told = [vars(line)["fields"]["num_spans"] for line in caplog.records]
+    told = [vars(line)["num_spans"] for line in caplog.records]
     assert counts.values == {"dropped": 3 * SPANS_OF_ONE}
     # One line at the first failure, and one at the end for the rest.
     assert told == [SPANS_OF_ONE, 2 * SPANS_OF_ONE]
