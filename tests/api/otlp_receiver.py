@@ -1,4 +1,4 @@
-"""A collector of traces: takes what the OTLP protocol sends over HTTP, and shows it as values."""
+"""A trace collector: receives OTLP over HTTP and decodes the spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """One span as it arrived. ``parent_id`` is empty for a root."""
+    """A received span. ``parent_id`` is empty for a root."""
 
     name: str
     trace_id: str
@@ -35,7 +35,7 @@ class ReceivedSpan:
 
 @dataclass
 class Receiver:
-    """What has arrived. It answers with ``status``."""
+    """The received spans. It responds with ``status``."""
 
     url: str = ""
     status: int = 200
@@ -44,7 +44,7 @@ class Receiver:
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, headers: dict[str, str], body: bytes) -> None:
-        """Note one call."""
+        """Record one export."""
         with self.arrived:
             self.calls.append(headers)
             if self.status == 200:
@@ -52,7 +52,7 @@ class Receiver:
             self.arrived.notify_all()
 
     def wait_for(self, num_spans: int, timeout_s: float = 30.0) -> list[ReceivedSpan]:
-        """Wait until that many spans have arrived, and return all of them."""
+        """Wait for this many spans, and return all received spans."""
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self.spans) >= num_spans, timeout_s), (
                 f"{len(self.spans)} of {num_spans} spans arrived"
@@ -60,7 +60,7 @@ class Receiver:
             return list(self.spans)
 
     def traces(self) -> dict[str, list[ReceivedSpan]]:
-        """The spans of each request by its id, the whole before its parts in their order."""
+        """The spans of each request by its id: the root, then its children in order."""
         wholes = {s.span_id: s for s in self.spans if "gen_ai.response.id" in s.attributes}
         of_requests = {whole.attributes["gen_ai.response.id"]: [whole] for whole in wholes.values()}
         for span in sorted(self.spans, key=lambda span: (span.start_ns, span.end_ns)):
@@ -72,7 +72,7 @@ class Receiver:
 
 @contextmanager
 def running_receiver() -> Iterator[Receiver]:
-    """A receiver on a free port of the loopback."""
+    """Run a receiver on a free loopback port."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):

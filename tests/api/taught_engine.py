@@ -36,13 +36,13 @@ class Teacher:
     _tokens: dict[str, list[int]] = field(default_factory=dict)
 
     def begin(self, request: Request) -> None:
-        """Take the next answer for this request."""
+        """Assign the next answer to this request."""
         if self.answers:
             ids = self.loaded.tokenizer.encode(f"{self.answers.pop(0)}<|im_end|>")
             self._tokens[request.request_id] = ids
 
     def correct(self, result: StepResult) -> None:
-        """Put the dictated tokens in place of those that the model chose."""
+        """Replace the tokens that the model chose by the dictated ones."""
         for request_id in result.sampled:
             if self._tokens.get(request_id):
                 result.sampled[request_id] = self._tokens[request_id].pop(0)
@@ -59,7 +59,7 @@ class Taught:
 
 @contextmanager
 def taught_engine(loaded: LoadedModel, settings: Settings, **options: Any) -> Iterator[Taught]:
-    """Run an engine that says what it is told to say."""
+    """Run an engine that generates the given answers."""
     all_options = {"max_context_tokens": 4096, "num_pages": 256} | options
     engine, prompt_builder = build_engine(
         EngineOptions(REFERENCE_MODEL_PATH, settings.model_id, **all_options), loaded

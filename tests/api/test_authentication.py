@@ -1,4 +1,4 @@
-"""Who is let in, how the others are told, and that the key alone decides whose a request is."""
+"""Authentication by API key, its error responses, and the tenant of a request."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def message(body: dict[str, Any]) -> dict[str, Any]:
     ids=str,
 )
 @pytest.mark.parametrize("url", [CHAT, MESSAGES])
-async def test_key_may_stand_in_either_header(
+async def test_key_is_accepted_in_either_header(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     message: dict[str, Any],
@@ -130,18 +130,20 @@ async def test_anything_else_is_unauthorized(
     assert engine.requests == []
 
 
-async def test_key_in_two_headers_of_one_name_must_be_one(client: httpx.AsyncClient) -> None:
+async def test_repeated_header_with_different_keys_is_unauthorized(
+    client: httpx.AsyncClient,
+) -> None:
     headers = [("x-api-key", "key-of-alpha"), ("x-api-key", "key-of-beta")]
     assert (await client.get("/v1/models", headers=headers)).status_code == 401
 
 
-async def test_header_that_is_no_ascii_is_unauthorized(client: httpx.AsyncClient) -> None:
+async def test_header_that_is_not_ascii_is_unauthorized(client: httpx.AsyncClient) -> None:
     headers = {b"x-api-key": "schl\u00fcssel".encode("latin-1")}
     response = await client.get("/v1/models", headers=headers)  # type: ignore[arg-type]
     assert response.status_code == 401
 
 
-async def test_missing_and_unknown_key_are_told_alike_and_never_back(
+async def test_missing_and_unknown_key_get_the_same_response_without_the_key(
     client: httpx.AsyncClient,
 ) -> None:
     missing = await client.get("/v1/models")
@@ -150,7 +152,7 @@ async def test_missing_and_unknown_key_are_told_alike_and_never_back(
     assert "sk-typo" not in str(unknown.headers)
 
 
-async def test_refusal_has_the_body_of_the_route(client: httpx.AsyncClient) -> None:
+async def test_refusal_has_the_error_format_of_the_route(client: httpx.AsyncClient) -> None:
     chat = (await client.post(CHAT)).json()
     assert chat["error"]["type"] == "authentication_error"
     message = (await client.post(MESSAGES)).json()
@@ -158,7 +160,7 @@ async def test_refusal_has_the_body_of_the_route(client: httpx.AsyncClient) -> N
     assert message["error"]["details"]["error_code"] == "invalid_api_key"
 
 
-async def test_nothing_of_a_strangers_body_is_read(app: FastAPI) -> None:
+async def test_body_of_an_unauthorized_request_is_not_read(app: FastAPI) -> None:
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -184,7 +186,7 @@ async def test_probes_and_document_need_no_key(client: httpx.AsyncClient, path: 
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/", "/livez/", "/admin", "/V1/models"])
-async def test_unknown_paths_are_not_told_to_strangers(
+async def test_unknown_paths_are_unauthorized_without_a_key(
     client: httpx.AsyncClient, path: str
 ) -> None:
     assert (await client.get(path)).status_code == 401
@@ -231,7 +233,7 @@ async def test_prompt_is_built_for_the_tenant_of_the_key(
     assert prompt_builder.tenants == ["beta"]
 
 
-async def test_tenant_sees_its_own_places_only(
+async def test_tenant_sees_only_its_own_places(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.kept_tenant = "alpha"
@@ -244,7 +246,7 @@ async def test_tenant_sees_its_own_places_only(
     assert len(seen["root"]["entries"]) == 2
 
 
-async def test_entry_of_another_is_answered_as_one_that_does_not_exist(
+async def test_entry_of_another_tenant_looks_like_a_missing_one(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.kept_tenant = "alpha"
@@ -268,7 +270,7 @@ async def test_owner_and_administrator_may_drop_an_entry(
 
 
 @pytest.mark.usefixtures("_looks_every_time")
-async def test_changed_file_counts_for_the_next_request(
+async def test_changed_key_file_applies_to_the_next_request(
     client: httpx.AsyncClient, engine: FakeEngine, keys_file: Path
 ) -> None:
     assert engine.quotas == {"alpha": Quota(1, 4)}
@@ -287,7 +289,7 @@ def test_invalid_keys_stop_the_start(engine: FakeEngine, keys_file: Path) -> Non
         assert part in caught.value.message
 
 
-async def test_document_tells_where_keys_stand(client: httpx.AsyncClient) -> None:
+async def test_document_describes_the_key_headers(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
     assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
     assert document["paths"][CHAT]["post"]["security"] == [{"bearer": []}, {"header": []}]
@@ -306,21 +308,21 @@ def test_openai_client_with_a_wrong_key_raises_its_own_error(base_url: str) -> N
 def test_anthropic_client_with_a_wrong_key_raises_its_own_error(base_url: str) -> None:
     with (
         anthropic.Anthropic(base_url=base_url, api_key="wrong", max_retries=0) as client,
-        pytest.raises(anthropic.AuthenticationError, match="a valid API key is needed"),
+        pytest.raises(anthropic.AuthenticationError, match="a valid API key is required"),
     ):
         client.messages.create(
             model=MODEL, max_tokens=5, messages=[{"role": "user", "content": "Hi"}]
         )
 
 
-def test_key_of_the_openai_client_is_its_tenants(base_url: str, engine: FakeEngine) -> None:
+def test_key_of_the_openai_client_selects_its_tenant(base_url: str, engine: FakeEngine) -> None:
     with openai.OpenAI(base_url=f"{base_url}/v1", api_key="key-of-alpha") as client:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}])
     assert engine.requests[0].tenant == "alpha"
 
 
 @pytest.mark.parametrize("argument", ["api_key", "auth_token"])
-def test_key_of_the_anthropic_client_is_its_tenants(
+def test_key_of_the_anthropic_client_selects_its_tenant(
     base_url: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, argument: str
 ) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):

@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows or forbids to send, the server answers as it promises.
+"""Requests generated from the OpenAPI document get the documented responses.
 
 Requests are made up from the document, the same ones in every run. The names of the model and of
 what is kept are put right, because otherwise hardly any would get beyond the first refusal.
@@ -45,7 +45,7 @@ CHECKS = [
 SAME_IN_EVERY_RUN = settings(
     derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
-# Nothing can be answered after it.
+# It would end the server of the other cases.
 LEFT_OUT = r"^/admin/drain$"
 
 ENGINE = FakeEngine()
@@ -60,8 +60,8 @@ SCHEMA = schemathesis.openapi.from_asgi(
 ).exclude(path_regex=LEFT_OUT)
 
 
-def put_right(case: schemathesis.Case, sequence_id: int | None) -> None:
-    """Replace what is made up by names of what there is, and say something where nothing is."""
+def use_existing_ids(case: schemathesis.Case, sequence_id: int | None) -> None:
+    """Replace generated ids by existing ones, and empty conversations by a message."""
     for name, known in (("sequence_id", sequence_id), ("entry_id", 0)):
         if str(case.path_parameters.get(name)).isdecimal():
             case.path_parameters[name] = known
@@ -80,10 +80,10 @@ def put_right(case: schemathesis.Case, sequence_id: int | None) -> None:
 
 @SCHEMA.parametrize()
 @settings(SAME_IN_EVERY_RUN, max_examples=20)
-def test_answers_are_those_of_the_document(case: schemathesis.Case) -> None:
-    # It counts as a violation there, and is ignored here as it is everywhere.
+def test_responses_conform_to_the_document(case: schemathesis.Case) -> None:
+    # schemathesis calls it a violation; kvreg ignores unknown fields.
     assume("x-schemathesis-unknown-property" not in case.headers)
-    put_right(case, sequence_id=7)
+    use_existing_ids(case, sequence_id=7)
     ENGINE.kept_entries = {0}
     case.call_and_validate(checks=CHECKS)
 
@@ -118,7 +118,7 @@ def real_engine(loaded_model: LoadedModel) -> Iterator[tuple[Engine, FastAPI]]:
         "POST /admin/fit",
     ],
 )
-def test_real_engine_answers_as_the_document_says(
+def test_responses_of_a_real_engine_conform_to_the_document(
     real_engine: tuple[Engine, FastAPI], label: str
 ) -> None:
     engine, app = real_engine
@@ -131,7 +131,7 @@ def test_real_engine_answers_as_the_document_says(
     @given(case=operation.as_strategy())
     @settings(SAME_IN_EVERY_RUN, max_examples=25)
     def check(case: schemathesis.Case) -> None:
-        put_right(case, sequence_id=engine.snapshot().lanes[0].sequence_id)
+        use_existing_ids(case, sequence_id=engine.snapshot().lanes[0].sequence_id)
         case.call_and_validate(checks=CHECKS)
 
     check()

@@ -1,4 +1,4 @@
-"""Every failure has the error format of its API, also those that the framework raises."""
+"""Every error has the format of its API, including those of the framework."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_other_model_is_not_found(
 
 
 @EVERY_API
-async def test_bug_has_the_body_and_shows_no_inside(
+async def test_bug_has_the_body_without_its_message(
     client: httpx.AsyncClient, engine: FakeEngine, api: ServedApi
 ) -> None:
     engine.scripts = [Script(before=[RuntimeError("secret path")])]

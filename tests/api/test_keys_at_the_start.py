@@ -1,4 +1,4 @@
-"""The program refuses to start with keys that are not valid, and shows none of them."""
+"""`kvreg serve` does not start with invalid API keys, and prints none of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 @pytest.mark.parametrize(
     ("command", "status"), [(["serve", "--port", "0"], 2), (["plan"], 0)], ids=["serve", "plan"]
 )
-def test_invalid_keys_in_the_environment_stop_only_who_serves(
-    command: list[str], status: int
-) -> None:
+def test_invalid_keys_in_the_environment_stop_only_serve(command: list[str], status: int) -> None:
     keys = '{"tenants": {"alpha": {"keys": ["sk-secret", ""], "pages": -1}, "sk-secret": 5}}'
     ended = subprocess.run(
         [sys.executable, "-m", "kvreg_service", *command],

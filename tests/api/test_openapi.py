@@ -1,4 +1,4 @@
-"""docs/api.md names what the code has: every route, field, code and value."""
+"""docs/api.md names every route, field, error code and value of the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvreg_service.tenants.key_document import TenantTable, parse_keyring
 from kvreg_service.tenants.keyring import Tenant
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
-# Failures of the start, and of what no request can cause alone.
+# Errors of the start, and those that no request alone can cause.
 NEVER_ANSWERED = {
     "kvreg_error",
     "invalid_configuration",
@@ -31,7 +31,7 @@ NEVER_ANSWERED = {
 
 @pytest.fixture(scope="module")
 def named() -> set[str]:
-    """Every word of the document that is written as code."""
+    """Every word of the page in code font."""
     codes = re.findall(r"`([^`\n]+)`", DOCUMENT.read_text(encoding="utf-8"))
     return {word for code in codes for word in re.findall(r"[\w/{}-]+", code)}
 
@@ -64,12 +64,12 @@ def test_every_reuse_path_is_named(named: set[str]) -> None:
     assert {*ReusePath, *Attach} <= named
 
 
-def test_example_of_a_file_of_keys_is_valid() -> None:
+def test_example_of_a_key_file_is_valid() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     keyring = parse_keyring(example.encode(), "toml", "docs/api.md")
     assert keyring.quotas == {"alpha": Quota(entries=2, pages=200, anchors=1)}
     assert keyring.find("sk-operations-51aa") == Tenant("operations", is_admin=True)
 
 
-def test_every_field_of_a_file_of_keys_is_named(named: set[str]) -> None:
+def test_every_field_of_a_key_file_is_named(named: set[str]) -> None:
     assert set(TenantTable.model_fields) <= named

@@ -1,4 +1,4 @@
-"""The end of a server: signals drain the engine, and answers under way are not cut."""
+"""Shutdown of a server: signals drain the engine, and running requests finish."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URL = "/v1/chat/completions"
 
 @dataclass
 class Serving:
-    """A server in this process and loop, and a client of it."""
+    """A server in this event loop, and a client."""
 
     client: httpx.AsyncClient
     ended: asyncio.Task[None]
@@ -52,13 +52,13 @@ async def serving(
     await ended
 
 
-async def test_signal_ends_an_idle_server(serving: Serving, engine: FakeEngine) -> None:
+async def test_signal_stops_an_idle_server(serving: Serving, engine: FakeEngine) -> None:
     serving.signal()
     await asyncio.wait_for(serving.ended, 10)
     assert engine.is_draining
 
 
-async def test_answer_under_way_is_finished_before_the_end(
+async def test_running_request_finishes_before_the_exit(
     serving: Serving, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     gate = Gate()
@@ -92,7 +92,7 @@ async def test_draining_server_is_alive_and_refuses_new_requests(
 
 
 @pytest.mark.parametrize("drain_timeout_s", [0.0])
-async def test_answer_that_takes_too_long_ends_in_an_error_event(
+async def test_request_over_the_drain_timeout_ends_with_an_error_event(
     serving: Serving, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     gate = Gate()
@@ -107,26 +107,26 @@ async def test_answer_that_takes_too_long_ends_in_an_error_event(
     assert json.loads(data.removeprefix("data: "))["error"]["code"] == "engine_down"
 
 
-def test_free_port_is_told_in_the_address() -> None:
+def test_url_has_the_chosen_port() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert port > 0
         assert url_of(listener) == f"http://127.0.0.1:{port}"
 
 
-def test_taken_port_is_an_error() -> None:
+def test_port_in_use_is_an_error() -> None:
     with listen("127.0.0.1", 0) as listener, pytest.raises(OSError, match="in use"):
         listen("127.0.0.1", listener.getsockname()[1])
 
 
-async def test_draining_server_closes_the_connection_behind_its_answer(
+async def test_draining_server_closes_the_connection_after_its_response(
     serving: Serving, engine: FakeEngine
 ) -> None:
     url = serving.client.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
     engine.drain(grace_s=60)
     writer.write(b"GET /v1/models HTTP/1.1\r\nhost: engine\r\n\r\n")
-    # To the end: a connection that stayed open would never get there.
+    # Read to EOF, which an open connection would never reach.
     answer = await asyncio.wait_for(reader.read(), 10)
     writer.close()
     await writer.wait_closed()

@@ -1,4 +1,4 @@
-"""What tenants, marks and pins come to in a real engine, over HTTP."""
+"""Tenants, marks and pins on a real engine, over HTTP."""
 
 from __future__ import annotations
 
@@ -104,13 +104,15 @@ async def test_same_prompt_of_another_tenant_reuses_nothing(client: httpx.AsyncC
     assert other["kvreg"]["reuse_path"] == "full_reset"
 
 
-async def test_declined_reuse_computes_everything(client: httpx.AsyncClient) -> None:
+async def test_disabled_reuse_computes_everything(client: httpx.AsyncClient) -> None:
     await ask(client, ALPHA, RULES, user("Hi"))
     again = await ask(client, ALPHA, RULES, user("Hi"), cache_prompt=False)
     assert again["kvreg"]["computed_tokens"] == again["prompt_tokens"]
 
 
-async def test_sequence_of_another_cannot_be_told_from_none(client: httpx.AsyncClient) -> None:
+async def test_sequence_of_another_tenant_looks_like_a_missing_one(
+    client: httpx.AsyncClient,
+) -> None:
     await ask(client, ALPHA, user("Hi"))
     sequence_id = await kept_sequence(client, ALPHA)
     for method, rest in (("PUT", "/pin"), ("DELETE", "/pin"), ("DELETE", "")):
@@ -125,7 +127,7 @@ async def test_sequence_of_another_cannot_be_told_from_none(client: httpx.AsyncC
     assert await kept_sequence(client, ALPHA) == sequence_id
 
 
-async def test_tenant_sees_nothing_of_another(client: httpx.AsyncClient) -> None:
+async def test_tenant_sees_nothing_of_another_tenant(client: httpx.AsyncClient) -> None:
     await ask(client, ALPHA, RULES, user("Hi"))
     before = (await client.get("/v1/registry", headers=BETA)).json()
     await ask(client, ALPHA, RULES, user("Another question"))
@@ -134,7 +136,7 @@ async def test_tenant_sees_nothing_of_another(client: httpx.AsyncClient) -> None
     assert sum(after["totals"]["requests_by_path"].values()) == 0
 
 
-async def test_administrator_sees_and_drops_what_everybody_keeps(
+async def test_administrator_sees_and_drops_the_sequences_of_all_tenants(
     client: httpx.AsyncClient,
 ) -> None:
     await ask(client, ALPHA, user("Hi"))
@@ -144,7 +146,7 @@ async def test_administrator_sees_and_drops_what_everybody_keeps(
     assert cached(await ask(client, ALPHA, user("Hi"))) == 0
 
 
-async def test_pin_and_its_end_are_shown(client: httpx.AsyncClient) -> None:
+async def test_pin_and_its_expiry_are_shown(client: httpx.AsyncClient) -> None:
     await ask(client, ALPHA, user("Hi"))
     url = f"/v1/registry/sequences/{await kept_sequence(client, ALPHA)}/pin"
     pinned = (await client.put(url, json={"ttl_s": 600}, headers=ALPHA)).json()
@@ -154,7 +156,7 @@ async def test_pin_and_its_end_are_shown(client: httpx.AsyncClient) -> None:
     assert unpinned["lane"]["pinned_for_s"] is None
 
 
-async def test_marked_beginning_becomes_an_anchor_of_its_tenant(
+async def test_marked_prefix_becomes_an_anchor_of_its_tenant(
     client: httpx.AsyncClient,
 ) -> None:
     await ask(client, ALPHA, RULES | {"cache_anchor": True}, user("Hi"))
@@ -167,7 +169,7 @@ async def test_marked_beginning_becomes_an_anchor_of_its_tenant(
 
 
 @pytest.mark.usefixtures("_looks_every_time")
-async def test_quotas_that_do_not_fit_are_told_and_change_no_key(
+async def test_quotas_that_do_not_fit_are_logged_and_change_no_key(
     client: httpx.AsyncClient, keys_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(keys_file, {"gamma": {"keys": ["key-of-gamma"], "entries": 1, "pages": 10_000}})

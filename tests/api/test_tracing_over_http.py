@@ -1,4 +1,4 @@
-"""Traces of a real server as a real collector gets them, over OTLP."""
+"""Traces of a real server, received over OTLP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSET, ERROR = 0, 2
 
 @dataclass
 class Program:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     process: subprocess.Popen[str]
     url: str
@@ -54,7 +54,7 @@ class Program:
         return float(line.split()[1])
 
     def end(self) -> None:
-        """Send the signal and wait for the end; reads the log."""
+        """Send the signal, wait for the exit and read the log."""
         self.process.send_signal(signal.SIGTERM)
         output, errors = self.process.communicate(timeout=60)
         assert (self.process.returncode, errors) == (0, "")
@@ -98,7 +98,7 @@ def test_requests_of_a_server_arrive_with_names_parents_and_times(receiver: Rece
         answer = server.ask(SECRET, traceparent=f"00-{TRACE_ID}-{CALLER_ID}-01")
         ended_ns = time.time_ns()
         other = server.ask(SECRET)
-        # The signal follows at once: what arrives was sent by the end.
+        # The signal follows at once: the shutdown flushes these spans.
         server.end()
     of_requests = receiver.traces()
     assert set(of_requests) == {answer.json()["id"], other.json()["id"]}
@@ -110,7 +110,7 @@ def test_requests_of_a_server_arrive_with_names_parents_and_times(receiver: Rece
     assert {(p.trace_id, p.parent_id, p.kind) for p in parts} == {
         (TRACE_ID, whole.span_id, INTERNAL_KIND)
     }
-    # Both clocks tick in their own steps, and the log's one was read at the start of the server.
+    # The two clocks have different resolutions; the offset was taken at the start of the server.
     slack_ns = 50_000_000
     assert began_ns - slack_ns <= whole.start_ns <= whole.end_ns <= ended_ns + slack_ns
     assert parts[0].start_ns == whole.start_ns
@@ -141,7 +141,7 @@ def test_requests_of_a_server_arrive_with_names_parents_and_times(receiver: Rece
     assert "default" not in shown
 
 
-def test_answer_under_way_at_the_signal_is_traced_too(receiver: Receiver) -> None:
+def test_answer_in_progress_at_the_signal_is_traced(receiver: Receiver) -> None:
     with (
         serving("--otlp-endpoint", receiver.url) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
@@ -181,7 +181,7 @@ def test_request_that_times_out_in_the_queue_is_an_error_with_one_part(
             lines = stream.iter_lines()
             next(lines)
             refused = server.ask()
-            # Until here the stream is read, and so keeps its lane.
+            # The open stream occupies the lane until here.
             lines.close()
         server.end()
     assert refused.json()["error"]["code"] == "request_queue_timeout"
@@ -200,24 +200,24 @@ def test_exported_spans_are_counted(receiver: Receiver) -> None:
         assert server.count("dropped") == 0
 
 
-def test_server_without_its_collector_serves_and_ends_in_time() -> None:
-    # Nobody listens on this port of the loopback.
+def test_server_without_its_collector_serves_and_exits_in_time() -> None:
+    # This loopback port is closed.
     with serving("--otlp-endpoint", "http://127.0.0.1:9") as server:
         answers = [server.ask().status_code for _ in range(3)]
         began_s = time.monotonic()
         server.end()
         took_s = time.monotonic() - began_s
     assert answers == [200, 200, 200]
-    # The bound of the flush is 5 s; the rest is the end of a process on a busy machine.
+    # The flush timeout is 5 s; the rest is for the exit of a process on a busy machine.
     assert took_s < 30
-    told = [line for line in server.log if line["logger"].endswith("span_export")]
-    assert 1 <= len(told) <= 2
-    assert sum(line["num_spans"] for line in told) == 15
-    assert "refused" in told[0]["reason"]
+    reports = [line for line in server.log if line["logger"].endswith("span_export")]
+    assert 1 <= len(reports) <= 2
+    assert sum(line["num_spans"] for line in reports) == 15
+    assert "refused" in reports[0]["reason"]
     assert not [line for line in server.log if line["logger"].startswith("opentelemetry")]
 
 
-def test_collector_that_refuses_costs_its_spans_only(receiver: Receiver) -> None:
+def test_collector_that_refuses_spans_does_not_affect_requests(receiver: Receiver) -> None:
     receiver.status = 400
     with serving("--otlp-endpoint", receiver.url) as server:
         assert server.ask().status_code == 200
@@ -229,7 +229,7 @@ def test_collector_that_refuses_costs_its_spans_only(receiver: Receiver) -> None
     assert len(receiver.calls) == 1
 
 
-def test_nobody_is_traced_at_a_ratio_of_nothing_but_whose_caller_was(receiver: Receiver) -> None:
+def test_ratio_of_zero_traces_only_requests_with_a_sampled_parent(receiver: Receiver) -> None:
     with serving("--otlp-endpoint", receiver.url, "--trace-ratio", "0") as server:
         server.ask()
         traced = server.ask(traceparent=f"00-{TRACE_ID}-{CALLER_ID}-01").json()["id"]

@@ -1,6 +1,6 @@
 """HTTP: the OpenAI and the Anthropic API, and the routes to operate the engine.
 
-`app` puts the routes together and `server` runs them. Below them, each room imports only those
-further down: `openai`, `anthropic` and `ops`, then `generation`, then `body`, then the modules
-`authentication` and `errors`.
+`app` builds the application and `server` runs it. Below them are three layers of packages, each of
+which imports only lower ones: `openai`, `anthropic` and `ops`; `generation`; `body`. At the bottom
+are the modules `authentication` and `errors`.
 """

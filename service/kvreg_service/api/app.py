@@ -1,4 +1,4 @@
-"""Puts the routes together into one application."""
+"""Builds the application: routes, middleware, error handlers and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def create_app(
 ) -> FastAPI:
     """Build the application around a started engine.
 
-    ``sampling_defaults`` apply where a request says nothing (greedy when None), and ``vocab_size``
-    limits the token ids of ``logit_bias``. ``keep_alive_s`` is how long a stream may be silent.
-    ``metrics`` are those that observe the engine; without them nobody is shown any.
-    ``recent`` is what observed its last requests.
+    ``sampling_defaults`` apply to the fields that a request leaves out (greedy if None), and
+    ``vocab_size`` limits the token ids of ``logit_bias``. A stream without output sends a
+    keep-alive after ``keep_alive_s`` seconds. ``metrics`` and ``recent`` observe the engine;
+    without ``metrics`` there is no ``/metrics``.
 
-    Effects: sets the quotas of the engine when keys are configured. Whoever made it closes it.
+    Effects: sets the quotas of the engine if keys are configured. The caller closes the engine.
 
     Raises:
         ConfigurationError: The configured keys are invalid, or the engine refuses their quotas.
@@ -62,7 +62,7 @@ def create_app(
     app = FastAPI(
         title="kvreg",
         version="1",
-        description="OpenAI's chat completions and Anthropic's messages over kept sessions.",
+        description="OpenAI's and Anthropic's chat APIs, with a registry of sessions.",
     )
     note = Refusals(metrics).note
     app.add_middleware(Authentication, directory=directory, note=note)

@@ -1,8 +1,7 @@
-"""Who calls: lets a request through to its route only with a key that its path asks for.
+"""Authenticates each request by its API key, before its body is read.
 
-Owns which paths need a key, which an administrator's, and where in a request the key stands. Whose
-a key is, the tenants' directory knows. It comes before everything else, so that nothing of a
-stranger's request but its head is read.
+Owns which paths need a key, which of them an administrator's key, and which headers carry it. The
+tenant directory maps keys to tenants.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from kvreg_service.core.errors import Forbidden, KvregError, Unauthorized
 from kvreg_service.tenants.directory import TenantDirectory
 from kvreg_service.tenants.keyring import KEYLESS_TENANT, Tenant
 
-# What probes, scrapers, readers of the documentation and the page itself ask; none of it shows a
-# conversation. Any other path, also one that a later route adds, needs a key.
+# Probes, metrics, documentation and the static page; none of them shows data of a tenant. Every
+# other path needs a key, so a route that is added is closed by default.
 OPEN_PATHS = frozenset(
     {
         "/livez",
@@ -39,7 +38,7 @@ _SCHEME = "bearer"
 
 
 class Authentication:
-    """Middleware that notes the tenant of each request, or answers 401 or 403 in its place."""
+    """Middleware that sets the tenant of each request, or responds with 401 or 403."""
 
     def __init__(self, app: ASGIApp, directory: TenantDirectory, note: ErrorNote) -> None:
         self._app = app
@@ -47,7 +46,7 @@ class Authentication:
         self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
+        """Authenticate the request and call the application, or respond with an error."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             request = Request(scope)
             try:
@@ -66,25 +65,25 @@ class Authentication:
         tenant = None if key is None else self._directory.find(key)
         if tenant is None:
             raise Unauthorized(
-                "a valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+                "a valid API key is required: 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             )
         path: str = request.scope["path"]
         if (path == _ADMIN_PATH or path.startswith(f"{_ADMIN_PATH}/")) and not tenant.is_admin:
-            raise Forbidden("the tenant of this key is no administrator")
+            raise Forbidden("the tenant of this API key is not an administrator")
         return tenant
 
 
 def tenant_of(request: Request) -> Tenant:
-    """Return whose request it is. It never depends on the body."""
+    """Return the tenant that the middleware found by the API key."""
     tenant = request.state.tenant
     assert isinstance(tenant, Tenant)
     return tenant
 
 
 def _keys_of(request: Request) -> set[str | None]:
-    """The different keys in the headers; None stands for what is no key of ours.
+    """The distinct keys in both headers; None stands for another authorization scheme.
 
-    Clients may send their key in both places, and nothing in one of them.
+    Clients may send the same key in both headers, or leave one of them empty.
     """
     keys: set[str | None] = {value.strip() for value in request.headers.getlist("x-api-key")}
     for value in request.headers.getlist("authorization"):

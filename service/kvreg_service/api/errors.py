@@ -1,8 +1,8 @@
 """The one table from kvreg's errors to HTTP: status, body, headers.
 
-Owns how every failure looks to a client, also those of the framework (unknown routes, wrong
-methods, our own bugs): OpenAI's body everywhere, and Anthropic's on the routes of its API, with
-the same statuses. It decides nothing about when something fails.
+Owns the format of every error response, including those of the framework (unknown routes, wrong
+methods) and of unexpected exceptions: OpenAI's body everywhere, and Anthropic's on the routes of
+its API, with the same statuses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvreg_service.core import errors
 
 _logger = logging.getLogger(__name__)
 
-# What nginx calls it; nobody is left to read it.
+# nginx's status for a client that has disconnected; the response is not read.
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -70,9 +70,9 @@ ERROR_TABLE: Mapping[type[errors.KvregError], ErrorShape] = {
 
 MESSAGES_PATH = "/v1/messages"
 _MODELS_PATH = "/v1/models"
-# Every client of Anthropic's sends it.
+# Every client of Anthropic's API sends it.
 _VERSION_HEADER = "anthropic-version"
-# Anthropic's names by status; any other is its name for the client's fault or for the server's.
+# Anthropic's error types by status; other statuses have its generic type for 4xx or for 5xx.
 _MESSAGES_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -82,32 +82,32 @@ _MESSAGES_TYPES = {
     503: "overloaded_error",
 }
 
-# Statuses that promise a client that trying again makes sense.
+# Statuses after which a client may retry.
 _RETRY_STATUSES = (429, 503)
 _DEFAULT_RETRY_AFTER_S = 1.0
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 ErrorNote = Callable[[Request, Exception], None]
-"""Told of an error that becomes the answer to a request."""
+"""Called with a request and the error that becomes its response."""
 
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def shape_of(error: errors.KvregError) -> ErrorShape:
-    """Return the row of the nearest class that the table names."""
+    """Return the row of the nearest base class in the table."""
     return next(ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE)
 
 
 def error_body(message: str, *, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """Build OpenAI's error body, which every error of every route has."""
+    """Build OpenAI's error body."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def messages_error_body(
     message: str, *, status: int, code: str, param: str | None = None
 ) -> dict[str, Any]:
-    """Build Anthropic's error body. Its clients read the stable code among the details."""
+    """Build Anthropic's error body, with the stable code in ``details``."""
     default = _INVALID if status < 500 else "api_error"
     kind = _MESSAGES_TYPES.get(status, default)
     details = {"error_code": code, "param": param}
@@ -115,34 +115,34 @@ def messages_error_body(
 
 
 def body_of(error: Exception) -> dict[str, Any]:
-    """Build OpenAI's body of any failure; a bug shows its name and nothing of its inside."""
-    message, shape, code, param = _described(error)
+    """Build OpenAI's body of any exception; an unexpected one shows only its class name."""
+    message, shape, code, param = _describe(error)
     return error_body(message, kind=shape.type, code=code, param=param)
 
 
 def messages_body_of(error: Exception) -> dict[str, Any]:
-    """Build Anthropic's body of any failure; a bug shows its name and nothing of its inside."""
-    message, shape, code, param = _described(error)
+    """Build Anthropic's body of any exception; an unexpected one shows only its class name."""
+    message, shape, code, param = _describe(error)
     return messages_error_body(message, status=shape.status, code=code, param=param)
 
 
 def code_of(error: Exception) -> str:
-    """Return the stable code of any failure but those of the framework."""
+    """Return the stable code of any exception that is not an HTTPException."""
     return error.code if isinstance(error, errors.KvregError) else "internal_error"
 
 
-def _described(error: Exception) -> tuple[str, ErrorShape, str, str | None]:
-    """The message, the row, the code and the field of any failure."""
+def _describe(error: Exception) -> tuple[str, ErrorShape, str, str | None]:
+    """The message, the row, the code and the field of any exception."""
     code = code_of(error)
     if isinstance(error, errors.KvregError):
         param = error.fields.get("param")
         return error.message, shape_of(error), code, None if param is None else str(param)
-    message = f"the server failed on this request ({type(error).__name__}); the log says more"
+    message = f"internal server error ({type(error).__name__}); see the server log"
     return message, ErrorShape(500, _SERVER), code, None
 
 
 def is_of_messages_api(request: Request) -> bool:
-    """Say whether a request is answered as Anthropic would. Both APIs list models at one path."""
+    """Return whether the response has Anthropic's format. Both APIs list models at one path."""
     path: str = request.scope["path"]
     if path.startswith(_MODELS_PATH):
         return _VERSION_HEADER in request.headers
@@ -150,7 +150,7 @@ def is_of_messages_api(request: Request) -> bool:
 
 
 def response_to(error: errors.KvregError, request: Request) -> JSONResponse:
-    """Build the whole response, with Retry-After where trying again makes sense."""
+    """Build the error response, with Retry-After for statuses that may be retried."""
     shape = shape_of(error)
     headers = {}
     if shape.status in _RETRY_STATUSES:
@@ -166,18 +166,18 @@ def _body_for(request: Request, error: Exception) -> dict[str, Any]:
 
 
 def install_error_handlers(app: FastAPI, note: ErrorNote) -> None:
-    """Give every failure of the application the body of its API, and take note of ours."""
+    """Install the error format of the API for every exception; ``note`` gets kvreg's and bugs."""
     app.add_exception_handler(errors.KvregError, _noting(note, _on_kvreg_error))
     app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientDisconnect, _on_client_gone)
-    app.add_exception_handler(Exception, _noting(note, _on_bug))
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.add_exception_handler(Exception, _noting(note, _on_unexpected_error))
 
 
-def _noting(note: ErrorNote, answer: _Handler) -> _Handler:
+def _noting(note: ErrorNote, handle: _Handler) -> _Handler:
     async def handler(request: Request, error: Exception) -> Response:
         note(request, error)
-        return await answer(request, error)
+        return await handle(request, error)
 
     return handler
 
@@ -185,7 +185,7 @@ def _noting(note: ErrorNote, answer: _Handler) -> _Handler:
 async def _on_kvreg_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.KvregError)
     if shape_of(error).status == 500:
-        _logger.error("a request failed", exc_info=error, extra={"code": error.code})
+        _logger.error("request failed", exc_info=error, extra={"code": error.code})
     return response_to(error, request)
 
 
@@ -207,9 +207,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
-async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+async def _on_client_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     return JSONResponse(_body_for(request, error), status_code=500)

@@ -1,7 +1,7 @@
-"""The OpenAPI document: bodies that the routes read themselves, the shape of all errors, the keys.
+"""The OpenAPI document: request bodies, error responses and API keys.
 
-Owns what the framework cannot know: it neither parses the bodies nor writes the errors, and does
-not ask for keys.
+Owns what FastAPI cannot derive, because the routes read their bodies themselves and middleware
+checks the keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvreg_service.api.errors import MESSAGES_PATH
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong. ``code`` is stable; ``param`` names the field when one is to blame."""
+    """An error. ``code`` is stable; ``param`` names the invalid field, if there is one."""
 
     message: str
     type: str
@@ -29,20 +29,20 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every response that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class MessagesErrorDetails(BaseModel):
-    """What a machine may want to read. ``error_code`` is stable; ``param`` names the field."""
+    """Machine-readable details. ``error_code`` is stable; ``param`` names the invalid field."""
 
     error_code: str
     param: str | None
 
 
 class MessagesErrorDetail(BaseModel):
-    """What went wrong."""
+    """An error of the Messages API."""
 
     type: str
     message: str
@@ -50,7 +50,7 @@ class MessagesErrorDetail(BaseModel):
 
 
 class MessagesErrorBody(BaseModel):
-    """The same on the routes of the Messages API."""
+    """The body of every error response of the Messages API."""
 
     type: Literal["error"]
     error: MessagesErrorDetail
@@ -59,7 +59,7 @@ class MessagesErrorBody(BaseModel):
 def install_openapi(
     app: FastAPI, *, bodies: tuple[type[RequestBody], ...], needs_keys: bool
 ) -> None:
-    """Replace the application's document by the complete one, built on first use."""
+    """Replace the application's OpenAPI document by the complete one, built on first use."""
 
     def build() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -95,7 +95,7 @@ def _describe_errors(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         model = MessagesErrorBody if path.startswith(MESSAGES_PATH) else ErrorBody
         schema = {"$ref": REF_TEMPLATE.format(model=model.__name__)}
-        error = {"description": "Any failure", "content": {"application/json": {"schema": schema}}}
+        error = {"description": "Error", "content": {"application/json": {"schema": schema}}}
         for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = error
