@@ -1,4 +1,4 @@
-"""Each chat request ends in one log line that holds numbers and no text."""
+"""Each chat request writes one access log line, with numbers and without text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ URL = "/v1/chat/completions"
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The lines of the requests so far; filled while the test runs."""
+    """The access log lines of the test so far."""
     seen: list[dict[str, Any]] = []
 
     class Collect(logging.Handler):

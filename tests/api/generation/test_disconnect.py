@@ -1,4 +1,4 @@
-"""A client that leaves ends its request wherever that is, at once and without a trace."""
+"""A disconnect ends the request at once, in every phase, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ URL = "/v1/chat/completions"
 
 
 class Client:
-    """One ASGI request whose client leaves when the test says so, and may refuse to read."""
+    """An ASGI request whose client disconnects on demand, or stops reading."""
 
     def __init__(self, app: FastAPI, body: dict[str, Any]) -> None:
         self._app = app
@@ -74,7 +74,7 @@ class Client:
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("place", ["before", "steps"])
-async def test_client_that_leaves_ends_its_request(
+async def test_disconnect_ends_the_request(
     app: FastAPI, engine: FakeEngine, body: dict[str, Any], stream: bool, place: str
 ) -> None:
     gate = Gate()
@@ -89,7 +89,7 @@ async def test_client_that_leaves_ends_its_request(
 
 
 @pytest.mark.anyio
-async def test_client_that_stops_reading_and_leaves_ends_its_request(
+async def test_disconnect_of_a_client_that_stopped_reading_ends_the_request(
     app: FastAPI, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     client = Client(app, body | {"stream": True})
@@ -102,7 +102,7 @@ async def test_client_that_stops_reading_and_leaves_ends_its_request(
 
 
 @pytest.mark.anyio
-async def test_client_that_leaves_while_its_prompt_is_built_never_reaches_the_engine(
+async def test_disconnect_while_the_prompt_is_built_never_reaches_the_engine(
     app: FastAPI,
     engine: FakeEngine,
     prompt_builder: FakePromptBuilder,

@@ -1,4 +1,4 @@
-"""Characters that some readers take for the end of a line arrive inside of the text they are in."""
+"""Line separators of Unicode within a text do not split events."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _script(engine: FakeEngine) -> None:
 
 def test_openai_client_reads_them(openai_client: openai.OpenAI) -> None:
     stream = openai_client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert said == f"<{TEXT}>"
+    content = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert content == f"<{TEXT}>"
 
 
 def test_anthropic_client_reads_them(anthropic_client: anthropic.Anthropic) -> None:

@@ -1,4 +1,4 @@
-"""Sampling over HTTP: seeds repeat, batch mates do not matter, and nothing leaks between requests.
+"""Sampling over HTTP: seeds are reproducible in any batch, and no setting affects another request.
 
 The model is random and computes in fp64: no last bit of a batch reaches the choice of a token, and
 no answer ends before its limit.
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 URL = "/v1/chat/completions"
 GREEDY = {"temperature": 0}
 DRAWN = {"temperature": 1.5, "seed": 7}
-# Together they are every setting there is, each strong enough to show.
+# Every sampling setting, each strong enough to change the answer.
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.5, "seed": 1},
     "top_k": {"temperature": 1.5, "seed": 1, "top_k": 3},
@@ -65,7 +65,7 @@ async def client(bench: EngineBench, settings: Settings) -> AsyncIterator[httpx.
 
 
 async def ask(client: httpx.AsyncClient, text: str, **options: Any) -> dict[str, Any]:
-    """The one choice of an answer of at most 24 tokens."""
+    """The choice of an answer of at most 24 tokens."""
     body = {
         "model": "fake-model",
         "messages": [{"role": "user", "content": text}],
@@ -82,7 +82,7 @@ async def say(client: httpx.AsyncClient, text: str, **options: Any) -> str:
     return str((await ask(client, text, **options))["message"]["content"])
 
 
-async def test_a_seed_repeats_its_answer(client: httpx.AsyncClient) -> None:
+async def test_a_seed_is_reproducible(client: httpx.AsyncClient) -> None:
     first, second = [await say(client, "Hello", **DRAWN) for _ in range(2)]
     assert first == second
 
@@ -91,7 +91,7 @@ async def test_another_seed_gives_another_answer(client: httpx.AsyncClient) -> N
     assert await say(client, "Hello", **DRAWN) != await say(client, "Hello", **DRAWN | {"seed": 8})
 
 
-async def test_a_seed_repeats_its_answer_beside_another_request(
+async def test_a_seed_is_reproducible_in_a_batch(
     client: httpx.AsyncClient, bench: EngineBench
 ) -> None:
     alone = await say(client, "Hello", **DRAWN)
@@ -113,7 +113,9 @@ async def test_case_49_no_setting_leaks_into_the_next_request(client: httpx.Asyn
         assert await ask(client, "Hello", **DRAWN) == drawn
 
 
-async def test_case_49_no_setting_leaks_into_a_request_beside(client: httpx.AsyncClient) -> None:
+async def test_case_49_no_setting_leaks_into_a_concurrent_request(
+    client: httpx.AsyncClient,
+) -> None:
     greedy = await ask(client, "Hello", **GREEDY)
     for settings in SETTINGS.values():
         async with asyncio.TaskGroup() as tasks:
@@ -123,7 +125,7 @@ async def test_case_49_no_setting_leaks_into_a_request_beside(client: httpx.Asyn
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "logprobs"])
-async def test_every_setting_shows(client: httpx.AsyncClient, name: str) -> None:
+async def test_every_setting_changes_the_answer(client: httpx.AsyncClient, name: str) -> None:
     plain = {key: SETTINGS[name][key] for key in ("temperature", "seed") if key in SETTINGS[name]}
     if name == "temperature":
         plain = GREEDY
@@ -161,14 +163,14 @@ async def test_logprobs_are_those_of_the_model_whatever_the_settings(
     assert sum(math.exp(entry["logprob"]) for entry in first[0]) < 1
 
 
-async def test_tokens_spell_the_answer(client: httpx.AsyncClient) -> None:
+async def test_bytes_of_the_tokens_are_the_answer(client: httpx.AsyncClient) -> None:
     choice = await ask(client, "Hello", **GREEDY, logprobs=True)
     entries = choice["logprobs"]["content"]
     spelled = b"".join(bytes(entry["bytes"]) for entry in entries)
     assert spelled.decode(errors="replace") == choice["message"]["content"]
 
 
-async def test_a_batch_reports_each_request_its_own(client: httpx.AsyncClient) -> None:
+async def test_each_request_of_a_batch_gets_its_own_logprobs(client: httpx.AsyncClient) -> None:
     options = {**GREEDY, "logprobs": True, "top_logprobs": 2}
     alone = [await ask(client, text, **options) for text in ("Hello", "Another prompt")]
     together = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Tool loops through a real engine: what a client sends back is found, however it was spelled."""
+"""Tool loops on a real engine: an echoed tool call hits, in any serialisation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def body_of(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 
 def reserialised(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as a client in another language writes it: other ids, order and spacing."""
+    """The message as another client library serialises it: other ids, order and spacing."""
     calls = []
     for i, call in enumerate(message["tool_calls"]):
         arguments = json.loads(call["function"]["arguments"])
@@ -66,7 +66,7 @@ def opening(nonce: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
-async def test_next_round_appends_to_a_call_that_was_spelled(
+async def test_next_round_appends_to_a_generated_call(
     taught: Taught, taught_client: httpx.AsyncClient, spelling: str
 ) -> None:
     taught.teacher.answers = [spelling]
@@ -76,9 +76,9 @@ async def test_next_round_appends_to_a_call_that_was_spelled(
     result = {"role": "tool", "tool_call_id": "mine_0", "content": "Blue."}
     second = await ask(taught_client, body_of([*messages, echo, result], max_tokens=4))
     assert second["usage"]["kvreg"]["reuse_path"] == "append_frontier"
-    said = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
-    # All but the end token, which is not computed before the next round.
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == said - 1
+    answered = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    # The end token is not computed before the next round.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == answered - 1
 
 
 async def test_a_loop_with_side_requests_hits_at_every_step_with_well_formed_calls(

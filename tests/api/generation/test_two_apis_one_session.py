@@ -1,4 +1,4 @@
-"""One conversation through both APIs on a real engine: the same prompt, the same kept sequence."""
+"""One session through both APIs on a real engine: the same prompt, the same kept sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPELLING = '<tool_call>{"arguments":{"days":3,"at":"sky"},"name":"look"}</tool_c
 
 
 class Talker:
-    """A client that keeps its conversation in both forms and may change the API at every turn."""
+    """A client that keeps its conversation in both formats and may switch the API at each turn."""
 
     def __init__(self, client: httpx.AsyncClient, nonce: str, *, has_tools: bool = False) -> None:
         self._client = client
@@ -30,18 +30,18 @@ class Talker:
         self.messages: list[dict[str, Any]] = []
 
     def hear(self, text: str) -> None:
-        """Add a message of the user."""
+        """Add a user message."""
         self.chat.append({"role": "user", "content": text})
         self.messages.append({"role": "user", "content": text})
 
     def hear_result(self, text: str) -> None:
-        """Add the result of the last call."""
+        """Add the result of the last tool call."""
         self.chat.append({"role": "tool", "tool_call_id": "t", "content": text})
         block = {"type": "tool_result", "tool_use_id": "t", "content": text}
         self.messages.append({"role": "user", "content": [block]})
 
     def body(self, api: Api) -> dict[str, Any]:
-        """The next request, without its limits."""
+        """The body of the next request, without token limits."""
         body: dict[str, Any] = {"model": "fake-model"}
         if api == "chat":
             body["messages"] = self.chat
@@ -53,7 +53,7 @@ class Talker:
         return body | ({"tools": tools} if self._has_tools else {})
 
     async def ask(self, api: Api) -> tuple[int, int]:
-        """Take an answer into the conversation; return its prompt's tokens and the cached ones."""
+        """Add an answer to the conversation; return its prompt tokens and cached tokens."""
         path = "/v1/chat/completions" if api == "chat" else "/v1/messages"
         body = self.body(api) | {"max_tokens": 40, "temperature": 0}
         response = await self._client.post(path, json=body)
@@ -68,7 +68,7 @@ class Talker:
         return usage["input_tokens"] + cached, cached
 
     async def count(self) -> int:
-        """The tokens of the next prompt."""
+        """The number of tokens of the next prompt."""
         body = self.body("messages")
         response = await self._client.post("/v1/messages/count_tokens", json=body)
         return int(response.json()["input_tokens"])
@@ -94,7 +94,7 @@ class Talker:
 
 
 @pytest.mark.parametrize("order", [["chat", "messages"], ["messages", "chat"]], ids="-".join)
-async def test_case_36_session_goes_on_through_the_other_api(
+async def test_case_36_session_continues_through_the_other_api(
     taught_client: httpx.AsyncClient, order: list[Api]
 ) -> None:
     talker = Talker(taught_client, "1")
@@ -118,21 +118,21 @@ async def test_case_36_both_apis_count_the_same_prompt(taught_client: httpx.Asyn
 
 
 @pytest.mark.parametrize("order", [["chat", "messages"], ["messages", "chat"]], ids="-".join)
-async def test_case_36_tool_loop_goes_on_through_the_other_api(
+async def test_case_36_tool_loop_continues_through_the_other_api(
     taught: Taught, taught_client: httpx.AsyncClient, order: list[Api]
 ) -> None:
     talker = Talker(taught_client, "3", has_tools=True)
     talker.hear("What is it like outside?")
-    said = 0
+    previous = 0
     for turn in range(4):
         taught.teacher.answers = [SPELLING]
         prompt, cached = await talker.ask(order[turn % 2])
-        assert cached >= said
-        said = prompt
+        assert cached >= previous
+        previous = prompt
         talker.hear_result("blue")
 
 
-async def test_case_73_counting_keeps_nothing_and_disturbs_nobody(
+async def test_case_73_counting_keeps_nothing_and_evicts_nothing(
     taught: Taught, taught_client: httpx.AsyncClient
 ) -> None:
     talker = Talker(taught_client, "4")

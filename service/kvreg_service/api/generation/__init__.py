@@ -1,1 +1,1 @@
-"""What both APIs share between a checked body and the engine: one response, whole or streamed."""
+"""What both APIs share between a validated body and the engine: a response, whole or streamed."""

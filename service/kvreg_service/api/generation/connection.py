@@ -1,7 +1,7 @@
-"""Ends work for a client that has gone.
+"""Cancels the work for a client that has disconnected.
 
-Owns the watch over one connection. Whatever a route waits for, be it a queue, a prefill or the next
-token, waits beside this watch, so that a client that leaves frees its lane at once.
+Owns the watch of one connection. A route waits for the queue, the prefill and each token under this
+watch, so that a disconnect frees the lane at once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``, unless the client leaves first.
+    """Return the result of ``work``, unless the client disconnects first.
 
     ``receive`` is the ASGI channel of a request whose body has been read.
 
-    Effects: work that is not finished when this ends, for any reason, is cancelled and awaited.
+    Effects: unfinished work is cancelled and awaited when this returns or raises.
 
     Raises:
-        ClientDisconnect: The client left before the work was done.
+        ClientDisconnect: The client disconnected before the work was done.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_until_disconnected(receive))

@@ -1,6 +1,6 @@
-"""What the routes share: the engine, the prompt builder and what is known about the served model.
+"""What the routes of both APIs share: the engine, the prompt builder and the served model.
 
-Owns the references, built once by ``create_app``, and the one thread in which prompts are built.
+Owns the thread in which prompts are built. Built once by ``create_app``.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from kvreg_service.chat.prompt.builder import ChatPrompt
 
 
-# Shorter than the silence after which common proxies and clients give up.
+# Shorter than the idle timeouts of common proxies and clients.
 KEEP_ALIVE_S = 10.0
 
 
 class PromptBuilderProtocol(Protocol):
-    """Turns a conversation into tokens."""
+    """Renders and tokenises conversations."""
 
     def build(self, conversation: Conversation, tenant: str) -> ChatPrompt:
-        """Render and tokenise. Called from one thread at a time, never from the event loop's.
+        """Build the prompt. Called from one thread at a time, never in the event loop.
 
-        What is remembered of answers is used for the tenant to whom they were given only.
+        Remembered answers are used only for the ``tenant`` that received them.
 
         Raises:
-            InvalidRequest: No template can render this conversation.
+            InvalidRequest: The chat template cannot render this conversation.
         """
         ...
 
     def count(self, conversation: Conversation, tenant: str) -> int:
-        """Return how many tokens ``build`` would give. Called like ``build``, and raises as it."""
+        """Return the number of tokens that ``build`` returns. Same threads and errors."""
         ...
 
     def remember(self, prompt: ChatPrompt, answer: GeneratedAnswer) -> None:
-        """Note how the model spelled an answer that its client may echo. From any thread."""
+        """Store the text of a generated answer, which its client may echo. From any thread."""
         ...
 
 
 def _new_prompt_thread() -> ThreadPoolExecutor:
-    # One thread: a builder has caches and need not guard them, and the engine keeps its cores.
+    # One thread: the builder's caches need no locks, and the engine keeps its cores.
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvreg-prompt")
 
 
@@ -56,8 +56,8 @@ def _new_prompt_thread() -> ThreadPoolExecutor:
 class ApiContext:
     """Everything that the routes of both APIs use.
 
-    ``vocab_size`` limits the token ids of ``logit_bias``; None means that it is not known. A stream
-    sends an event at least every ``keep_alive_s`` seconds while its answer grows.
+    ``vocab_size`` limits the token ids of ``logit_bias``; None if unknown. A stream sends an event
+    at least every ``keep_alive_s`` seconds.
     """
 
     engine: EngineProtocol
@@ -70,22 +70,22 @@ class ApiContext:
     prompt_thread: ThreadPoolExecutor = field(default_factory=_new_prompt_thread)
 
     async def build_prompt(self, conversation: Conversation, tenant: str) -> ChatPrompt:
-        """Build a prompt without holding up the event loop, if the engine still could take it.
+        """Build a prompt in the prompt thread, if the queue of the engine has room.
 
         Raises:
-            InvalidRequest: No template can render this conversation.
-            Overloaded: The queue was full when the prompt's turn came.
-            Draining: The engine takes nothing new.
+            InvalidRequest: The chat template cannot render this conversation.
+            Overloaded: The queue is full when the prompt thread gets to this prompt.
+            Draining: The engine refuses new requests.
             EngineDown: The step loop has ended.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.prompt_thread, self._build, conversation, tenant)
 
     async def count_tokens(self, conversation: Conversation, tenant: str) -> int:
-        """Count the tokens of a prompt without holding up the event loop.
+        """Count the tokens of a prompt in the prompt thread.
 
         Raises:
-            InvalidRequest: No template can render this conversation.
+            InvalidRequest: The chat template cannot render this conversation.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -93,19 +93,19 @@ class ApiContext:
         )
 
     def _build(self, conversation: Conversation, tenant: str) -> ChatPrompt:
-        # Others may have filled the queue while this one waited for the thread.
+        # The queue may have filled up while this prompt waited for the thread.
         self.engine.require_room()
         return self.prompt_builder.build(conversation, tenant)
 
     def require_token_ids(self, sampling: SamplingParams) -> None:
-        """Refuse a bias on tokens that the model does not have.
+        """Check the token ids of ``logit_bias``.
 
         Raises:
-            InvalidRequest: A token id lies outside of the vocabulary.
+            InvalidRequest: A token id is not in the vocabulary.
         """
         largest = max(sampling.logit_bias, default=0)
         if self.vocab_size is not None and largest >= self.vocab_size:
             raise InvalidRequest(
-                f"logit_bias: token id {largest} is not below the vocabulary's {self.vocab_size}",
+                f"logit_bias: token id {largest} is not below the limit of {self.vocab_size}",
                 param="logit_bias",
             )

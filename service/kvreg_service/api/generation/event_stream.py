@@ -1,6 +1,6 @@
-"""Server-sent events: their bytes, and a response that ends when its client does.
+"""Server-sent events: their encoding, and a streaming response that ends on disconnect.
 
-Owns the wire format and the life of one stream. What the events say is up to the routes.
+Owns the wire format and the lifetime of one stream. The routes build the events.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from starlette.types import Receive, Scope, Send
 from kvreg_service.api.generation.connection import run_while_connected
 
 DONE = b"data: [DONE]\n\n"
-# A comment: clients skip it, and whoever counts the seconds of silence starts anew.
+# A comment: clients ignore it, and idle timeouts start again.
 KEEP_ALIVE = b": still writing\n\n"
 
 
-# They end no line of an event stream, but many clients split lines as Python does, where they do.
-# In JSON they can only stand inside of strings.
+# They do not end a line of an event stream, but many clients split lines like `str.splitlines`,
+# where they do. In JSON they occur only inside strings.
 _LINE_BREAKS = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
 
 
 def sse_data(body: dict[str, Any]) -> bytes:
-    """Encode an ordinary event."""
+    """Encode an event without a name."""
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).translate(_LINE_BREAKS)
     return f"data: {text}\n\n".encode()
 
@@ -39,7 +39,7 @@ def sse_event(name: str, body: dict[str, Any]) -> bytes:
 class EventStreamResponse(Response):
     """Sends what a generator yields, and calls ``on_close`` once, however the stream ends.
 
-    The generator alone cannot be trusted with that: one that never began does not run its end.
+    A ``finally`` in the generator is not enough: it does not run in a generator that never started.
     """
 
     media_type = "text/event-stream"
@@ -55,11 +55,11 @@ class EventStreamResponse(Response):
         self._on_close = on_close
         self.status_code = 200
         self.background = None
-        # Proxies that buffer or store would hold the tokens back.
+        # Proxies must not buffer or cache the tokens.
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Stream until the events end or the client leaves; the latter is no error."""
+        """Send the events until they end or the client disconnects, which is not an error."""
         try:
             await run_while_connected(receive, self._send_all(send))
         except ClientDisconnect:

@@ -1,8 +1,8 @@
 """The output of one request while it is generated: engine events in, typed parts out.
 
-Owns the order in which text is split: reasoning first, then tool calls within the rest. Streamed
-and whole responses use the same code, so they cannot differ in text, in calls or in counts. It
-knows neither HTTP nor an API.
+Owns the order in which text is split: reasoning first, then tool calls in the rest. Streamed and
+whole responses use the same code, so their text, calls and counts are equal. Independent of HTTP
+and of the API.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvreg_service.engine.interface.generation import (
 
 @dataclass(frozen=True)
 class TextPart:
-    """Text of one kind, with the reports of the tokens that completed it."""
+    """Text of one kind, with the log probabilities of its tokens."""
 
     kind: Kind
     text: str
@@ -47,7 +47,7 @@ OutputPart = TextPart | ToolCallPart
 
 
 class GenerationOutput:
-    """Accumulates the events of one request. ``push`` changes it; the properties only read.
+    """Accumulates the events of one request. Only ``push`` and ``take_reports`` mutate it.
 
     Text is parsed for tool calls only if ``tools`` is not empty.
     """
@@ -57,9 +57,9 @@ class GenerationOutput:
     ) -> None:
         self._splitter = ReasoningSplitter(starts_in_reasoning)
         self._parser = ToolCallParser(tools) if tools else None
-        self._spelling: list[str] = []
+        self._raw_texts: list[str] = []
         self.reports: list[TokenReport] = []
-        self._num_reports_given = 0
+        self._num_reports_taken = 0
         self.parts: list[OutputPart] = []
         self.calls: list[ToolCallPart] = []
         self.admission: Admission | None = None
@@ -93,7 +93,7 @@ class GenerationOutput:
                 parts.append(TextPart(kind, text))
                 self.parts.append(parts[-1])
             else:
-                self._spelling.append(text)
+                self._raw_texts.append(text)
                 parts += self._split_calls(self._parser.push(text) if self._parser else [text])
         return parts
 
@@ -114,8 +114,8 @@ class GenerationOutput:
 
         Tokens of reasoning have no reports; tokens of tool calls do.
         """
-        reports = tuple(self.reports[self._num_reports_given :])
-        self._num_reports_given = len(self.reports)
+        reports = tuple(self.reports[self._num_reports_taken :])
+        self._num_reports_taken = len(self.reports)
         return reports
 
     def _text_of(self, kind: Kind) -> str:
@@ -132,10 +132,10 @@ class GenerationOutput:
         """The reasoning; None if there is none."""
         return self._text_of("reasoning") or None
 
-    def spelled(self) -> GeneratedAnswer:
+    def generated_answer(self) -> GeneratedAnswer:
         """Return content and calls with the text that the model generated for them."""
         calls = [part.call for part in self.calls]
-        return GeneratedAnswer(self.content, calls, "".join(self._spelling))
+        return GeneratedAnswer(self.content, calls, "".join(self._raw_texts))
 
     def timings(self) -> dict[str, float]:
         """Build the ``timings`` of a response, in seconds."""

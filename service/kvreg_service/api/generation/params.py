@@ -1,4 +1,4 @@
-"""The parameters of one generation, whichever API the request came by."""
+"""The parameters of one generation, independent of the API of the request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvreg_service.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """What either API reads from a checked body.
+    """What either API reads from a validated body.
 
-    ``max_tokens`` is None for as many as the context holds. With ``parses_tool_calls`` tool calls
-    are parsed out of the generated text.
+    If ``max_tokens`` is None, the context limits the answer. ``parses_tool_calls`` is false if the
+    client wants tool calls as text.
     """
 
     conversation: Conversation

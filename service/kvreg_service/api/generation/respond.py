@@ -1,4 +1,4 @@
-"""From checked parameters to the HTTP response, whole or streamed."""
+"""Generates the HTTP response for validated parameters, whole or streamed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def respond(
     """Generate a response for as long as the client stays connected.
 
     Raises:
-        KvregError: The request is refused, or failed before its response began.
-        ClientDisconnect: The client left before that.
+        KvregError: The request is refused, or failed before its response started.
+        ClientDisconnect: The client disconnected before that.
     """
     tenant = tenant_of(request).name
     session = ResponseSession(context, params, encoder, tenant, _trace_parent_of(request))

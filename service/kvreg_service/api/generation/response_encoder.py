@@ -1,4 +1,4 @@
-"""The protocol between a response session and the API that its response is encoded for."""
+"""The protocol that each API implements to encode a response in its format."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class ResponseEncoder(Protocol):
         ...
 
     def encode_error(self, error: Exception) -> bytes:
-        """Build the last event of a stream that fails after it has begun."""
+        """Build the last event of a stream that fails after it has started."""
         ...

@@ -1,6 +1,6 @@
-"""One response from its parameters to its last byte, for either API.
+"""One response, from its parameters to its last byte, for either API.
 
-Owns the engine's generator of the request. Closing a `ResponseSession` cancels what still runs and
+Owns the engine's generator of the request. Closing a `ResponseSession` cancels its request and
 writes the request's access log line.
 """
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ResponseSession:
-    """One request: ``start``, then either ``finish`` or ``stream``, and always ``aclose``."""
+    """One request: call ``start``, then ``finish`` or ``stream``, and always ``aclose``."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ResponseSession:
         """Build the prompt, submit the request and wait until the prompt is computed.
 
         Raises:
-            KvregError: The request is refused or failed; nothing of it runs any more.
+            KvregError: The request is refused, or failed during the prefill.
         """
         try:
             context, params = self._context, self._params
@@ -82,7 +82,7 @@ class ResponseSession:
         """Wait for the rest of the output and return the whole body.
 
         Raises:
-            KvregError: The request failed on the way.
+            KvregError: The request failed.
         """
         output = self._require_started()
         try:
@@ -94,7 +94,7 @@ class ResponseSession:
         return self._encoder.encode_body(output)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the server-sent events of the output. A failure becomes the last of them."""
+        """Yield the server-sent events of the output. An error becomes the last event."""
         output, encoder = self._require_started(), self._encoder
         for event in encoder.encode_start(output):
             yield event
@@ -109,20 +109,20 @@ class ResponseSession:
                 if parts:
                     sent_s = now_s
                 elif now_s - sent_s >= self._context.keep_alive_s:
-                    # A tool call is sent when it is complete, so the stream may be silent for long.
+                    # A tool call is sent only when it is complete, so there may be nothing to send.
                     yield encoder.keep_alive
                     sent_s = now_s
         except Exception as err:
             self._error = err
             if not isinstance(err, KvregError) or shape_of(err).status == 500:
-                _logger.exception("a streamed request failed")
+                _logger.exception("streamed request failed")
             yield encoder.encode_error(err)
             return
         for event in encoder.encode_end(output):
             yield event
 
     async def aclose(self) -> None:
-        """Cancel what still runs and write the access log line. Idempotent."""
+        """Cancel the request if it still runs, and write the access log line. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -139,11 +139,11 @@ class ResponseSession:
             )
 
     def _require_started(self) -> GenerationOutput:
-        assert self._output is not None, "start comes first"
+        assert self._output is not None, "call start first"
         return self._output
 
     async def _next_parts(self, output: GenerationOutput) -> list[OutputPart]:
-        assert self._events is not None, "start comes first"
+        assert self._events is not None, "call start first"
         try:
             parts = output.push(await anext(self._events))
         except StopAsyncIteration:
@@ -152,5 +152,5 @@ class ResponseSession:
             ) from None
         if output.finished is not None and output.calls and self._prompt is not None:
             # Remembered before the client can echo the call.
-            self._context.prompt_builder.remember(self._prompt, output.spelled())
+            self._context.prompt_builder.remember(self._prompt, output.generated_answer())
         return parts

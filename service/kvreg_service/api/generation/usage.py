@@ -1,4 +1,4 @@
-"""The parts of a response that both APIs have: where the prompt came from, and the times."""
+"""The parts of a response that both APIs have: how much was reused, and the timings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvreg_service.core.labels import Attach, ReusePath
 
 
 class KvregUsage(BaseModel):
-    """Where the prompt came from. ``computed_tokens`` and the cached ones add up to the prompt."""
+    """What was reused. ``computed_tokens`` and the cached tokens add up to the prompt."""
 
     reuse_path: ReusePath
     attach: Attach
@@ -19,7 +19,7 @@ class KvregUsage(BaseModel):
 
 
 class ResponseTimings(BaseModel):
-    """The times of one request in seconds; ``ttft_s`` counts from its arrival at the engine."""
+    """The timings of one request in seconds; ``ttft_s`` starts when the engine accepts it."""
 
     queue_s: float
     attach_s: float
