@@ -1,4 +1,4 @@
-"""``/metrics``: open to scrapers, equal to the registry's numbers, and every call counts once."""
+"""``/metrics``: needs no key, agrees with the registry, and counts every request once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Values = dict[tuple[str, ...], float]
 
 
 async def scrape(client: httpx.AsyncClient) -> Values:
-    """Every series, as its name without the prefix and its labels' values by their names' order."""
+    """Every series: its name without the prefix, and its label values in the order of the names."""
     text = (await client.get("/metrics")).raise_for_status().text
     samples = [sample for family in parse_text(text) for sample in family.samples]
     return {
@@ -52,7 +52,7 @@ async def scrape(client: httpx.AsyncClient) -> Values:
 
 
 def of(values: Values, name: str) -> dict[str, float]:
-    """The children of a metric with one label, without those at 0."""
+    """The values of a metric with one label, without zeros."""
     return {key[1]: value for key, value in values.items() if key[0] == name and value}
 
 
@@ -90,7 +90,7 @@ async def connected(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         ("text/plain; version=", "text/plain; version=0.0.4", parse_text),
     ],
 )
-async def test_format_is_the_one_that_the_scraper_prefers(
+async def test_format_follows_the_accept_header(
     client: httpx.AsyncClient,
     accept: str | None,
     content_type: str,
@@ -104,9 +104,7 @@ async def test_format_is_the_one_that_the_scraper_prefers(
 
 
 @pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
-async def test_page_has_no_series_of_when_counters_were_made(
-    client: httpx.AsyncClient, accept: str
-) -> None:
+async def test_page_has_no_created_series(client: httpx.AsyncClient, accept: str) -> None:
     text = (await client.get("/metrics", headers={"accept": accept})).text
     assert "_created" not in text
 
@@ -125,7 +123,7 @@ async def test_page_needs_no_key_and_names_no_tenant(
     assert "tenant" not in response.text
 
 
-async def test_without_metrics_there_is_no_page(
+async def test_without_metrics_the_route_does_not_exist(
     engine: FakeEngine, prompt_builder: FakePromptBuilder, settings: Settings
 ) -> None:
     async with connected(create_app(engine, prompt_builder, settings)) as client:
@@ -146,7 +144,7 @@ async def test_without_metrics_there_is_no_page(
         ({"temperature": -1}, "invalid_request"),
     ],
 )
-async def test_call_that_cannot_be_served_is_a_refusal(
+async def test_invalid_request_is_a_refusal(
     client: httpx.AsyncClient, body: dict[str, Any], path: str, change: dict[str, Any], code: str
 ) -> None:
     response = await client.post(path, json=body | {"max_tokens": 5} | change)
@@ -159,7 +157,7 @@ async def test_call_that_cannot_be_served_is_a_refusal(
     ("state", "code"),
     [({"is_full": True}, "server_overloaded"), ({"is_draining": True}, "draining")],
 )
-async def test_call_that_the_engine_does_not_take_is_a_refusal(
+async def test_request_that_the_engine_rejects_is_a_refusal(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -185,7 +183,7 @@ async def test_call_that_the_engine_does_not_take_is_a_refusal(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-async def test_what_only_accepted_requests_fail_with_is_no_refusal(
+async def test_failure_of_an_accepted_request_is_no_refusal(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -197,7 +195,7 @@ async def test_what_only_accepted_requests_fail_with_is_no_refusal(
     assert of(await scrape(client), "refused_requests_total") == refusals
 
 
-async def test_stranger_s_call_is_a_refusal(
+async def test_unauthorized_request_is_a_refusal(
     engine: FakeEngine, prompt_builder: FakePromptBuilder, metrics: Metrics, body: dict[str, Any]
 ) -> None:
     keys = json.dumps({"tenants": {"alpha": {"keys": ["a1"]}}})
@@ -209,7 +207,7 @@ async def test_stranger_s_call_is_a_refusal(
         assert of(await scrape(client), "refused_requests_total") == {"invalid_api_key": 1}
 
 
-async def test_what_asks_for_no_answer_is_no_refusal(
+async def test_request_that_generates_nothing_is_no_refusal(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.is_draining = True
@@ -244,11 +242,11 @@ def real(
 
 
 def endless(loaded: LoadedModel, builder: PromptBuilder) -> GenerationRequest:
-    """A request whose answer does not end by itself."""
+    """A request whose answer ends only at its token limit."""
     never = dict.fromkeys(loaded.tokenizer.eos_token_ids, -100.0)
-    said = [{"role": "user", "content": "Go on."}]
+    messages = [{"role": "user", "content": "Go on."}]
     return GenerationRequest(
-        "endless", build_prompt(builder, said), None, SamplingParams(logit_bias=never)
+        "endless", build_prompt(builder, messages), None, SamplingParams(logit_bias=never)
     )
 
 
@@ -261,14 +259,14 @@ async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
         registry = (await client.get("/v1/registry")).json()
         if registry["running"] == registry["queued"] == 0:
             return dict(registry)
-        # Without a pause the interpreter might never be given to the engine's thread.
+        # Without a pause the engine's thread might never get the GIL.
         await asyncio.sleep(0.002)
 
 
 async def serve_a_mix(
     client: httpx.AsyncClient, engine: Engine, loaded: LoadedModel, builder: PromptBuilder
 ) -> None:
-    """Every attach and both ends of a detach, an eviction, and every way in which a call ends."""
+    """Serve requests with every attach, a detach, an eviction, and every outcome."""
 
     async def ask(messages: list[dict[str, str]]) -> dict[str, str]:
         body = {"model": MODEL, "messages": messages, "max_tokens": 12, "temperature": 0}
@@ -293,7 +291,7 @@ async def serve_a_mix(
     await stream.aclose()
 
 
-async def test_numbers_are_those_of_the_registry(
+async def test_counters_agree_with_the_registry(
     real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
 ) -> None:
     engine, builder, app = real
@@ -321,7 +319,7 @@ async def test_numbers_are_those_of_the_registry(
     assert of(values, "refused_requests_total") == {"unprocessable_body": 1}
 
 
-async def test_gauges_are_those_of_the_registry(
+async def test_gauges_agree_with_the_registry(
     real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
 ) -> None:
     engine, builder, app = real

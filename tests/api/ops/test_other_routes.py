@@ -1,4 +1,4 @@
-"""Models, probes, the registry, draining, fitting, and the document that describes them all."""
+"""Models, probes, the registry, drain, fit, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvreg_service.testing.fake_engine import FAKE_PROFILE, FakeEngine
 pytestmark = pytest.mark.anyio
 
 
-async def test_models_lists_the_served_one(client: httpx.AsyncClient) -> None:
+async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["fake-model"]
@@ -24,7 +24,7 @@ async def test_one_model_is_described_as_in_the_list(client: httpx.AsyncClient) 
     assert (await client.get("/v1/models/fake-model")).json() == listed
 
 
-async def test_other_model_is_not_described(client: httpx.AsyncClient) -> None:
+async def test_other_model_is_not_found(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/models/some/other")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -42,7 +42,7 @@ async def test_other_model_is_not_described(client: httpx.AsyncClient) -> None:
     ],
     ids=str,
 )
-async def test_probes_tell_the_state_of_the_engine(
+async def test_probes_follow_the_state_of_the_engine(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     state: dict[str, bool],
@@ -56,7 +56,7 @@ async def test_probes_tell_the_state_of_the_engine(
 
 @pytest.mark.parametrize("path", ["/livez", "/startupz", "/readyz", "/health"])
 @pytest.mark.parametrize(("is_alive", "status"), [(True, 200), (False, 503)])
-def test_probe_may_ask_for_the_head_only(
+def test_probes_support_head(
     base_url: str, engine: FakeEngine, path: str, is_alive: bool, status: int
 ) -> None:
     engine.is_alive = is_alive
@@ -65,9 +65,7 @@ def test_probe_may_ask_for_the_head_only(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake-model"])
-async def test_models_have_the_shape_of_the_api_that_asks(
-    client: httpx.AsyncClient, path: str
-) -> None:
+async def test_models_have_the_format_of_the_api(client: httpx.AsyncClient, path: str) -> None:
     body = (await client.get(path, headers={"anthropic-version": "2023-06-01"})).json()
     if path == "/v1/models":
         assert (body["has_more"], body["first_id"], body["last_id"]) == (
@@ -84,12 +82,12 @@ async def test_models_have_the_shape_of_the_api_that_asks(
     }
 
 
-async def test_missing_model_has_the_error_of_the_api_that_asks(client: httpx.AsyncClient) -> None:
+async def test_missing_model_has_the_error_format_of_the_api(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/models/x", headers={"anthropic-version": "2023-06-01"})
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
 
 
-async def test_failing_probe_has_the_body_of_all_errors(
+async def test_failing_probe_has_the_error_format(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.is_draining = True
@@ -118,7 +116,9 @@ async def test_empty_entry_cannot_be_dropped(client: httpx.AsyncClient) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (404, "session_not_found")
 
 
-async def test_drain_reports_what_still_runs(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_drain_reports_the_requests_in_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     response = await client.post("/admin/drain")
     assert response.status_code == 202
     assert response.json() == {"draining": True, "running": 0, "queued": 0}
@@ -133,7 +133,7 @@ async def test_draining_engine_refuses_new_requests(
     assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
 
 
-async def test_draining_engine_takes_requests_within_the_grace_and_is_not_ready(
+async def test_draining_engine_accepts_requests_within_the_grace_and_is_not_ready(
     client: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
     await client.post("/admin/drain", params={"grace_s": 5})
@@ -142,7 +142,7 @@ async def test_draining_engine_takes_requests_within_the_grace_and_is_not_ready(
     assert response.status_code == 200
 
 
-async def test_draining_engine_lets_its_clients_go(
+async def test_draining_engine_closes_connections(
     client: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
     before = await client.post("/v1/chat/completions", json=body)
@@ -153,7 +153,7 @@ async def test_draining_engine_lets_its_clients_go(
 
 
 @pytest.mark.parametrize("grace_s", ["-1", "601", "nan", "soon"])
-async def test_grace_that_makes_no_sense_drains_nothing(
+async def test_invalid_grace_does_not_drain(
     client: httpx.AsyncClient, engine: FakeEngine, grace_s: str
 ) -> None:
     response = await client.post("/admin/drain", params={"grace_s": grace_s})
@@ -173,7 +173,7 @@ async def test_profile_that_fits_is_not_short(client: httpx.AsyncClient) -> None
     }
 
 
-async def test_profile_that_does_not_fit_says_by_how_much(
+async def test_profile_that_does_not_fit_reports_the_missing_bytes(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.available_bytes = 4
@@ -217,7 +217,7 @@ async def test_document_describes_the_bodies_that_routes_read(client: httpx.Asyn
     assert set(schema["required"]) == {"model", "messages"}
 
 
-async def test_document_refers_to_no_schema_that_it_does_not_hold(
+async def test_document_has_every_schema_that_it_refers_to(
     client: httpx.AsyncClient,
 ) -> None:
     document = (await client.get("/openapi.json")).json()
@@ -234,7 +234,7 @@ async def test_document_refers_to_no_schema_that_it_does_not_hold(
     assert references(document) <= held
 
 
-async def test_document_gives_every_route_the_body_of_its_errors(
+async def test_document_has_the_error_body_of_every_route(
     client: httpx.AsyncClient,
 ) -> None:
     document = (await client.get("/openapi.json")).json()

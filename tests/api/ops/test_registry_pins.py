@@ -1,4 +1,4 @@
-"""Pinning and dropping what is kept, by sequence or by entry."""
+"""Pinning and dropping kept sequences, by sequence or by entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvreg_service.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 WEEK_S = 7 * 24 * 3600
-# Entry 0 keeps sequence 7.
+# Entry 0 holds sequence 7.
 PINS = ["/v1/registry/sequences/7/pin", "/v1/registry/entries/0/pin"]
 PLACES = ["/v1/registry/sequences/7", "/v1/registry/entries/0"]
 ABSENT = ["/v1/registry/sequences/8", "/v1/registry/entries/1", "/v1/registry/entries/99"]
@@ -20,7 +20,7 @@ ABSENT = ["/v1/registry/sequences/8", "/v1/registry/entries/1", "/v1/registry/en
 
 @pytest.mark.parametrize("url", PINS)
 @pytest.mark.parametrize("ttl_s", [0.5, 60, WEEK_S])
-async def test_pin_shows_where_the_sequence_is(
+async def test_pin_returns_the_place_of_the_sequence(
     client: httpx.AsyncClient, engine: FakeEngine, url: str, ttl_s: float
 ) -> None:
     response = await client.put(url, json={"ttl_s": ttl_s})
@@ -54,7 +54,7 @@ async def test_unpinned_sequence_has_no_pin(
     ],
     ids=str,
 )
-async def test_pin_needs_a_time_within_a_week(
+async def test_pin_needs_a_ttl_within_a_week(
     client: httpx.AsyncClient, engine: FakeEngine, url: str, body: dict[str, Any], status: int
 ) -> None:
     response = await client.put(url, json=body)
@@ -62,7 +62,7 @@ async def test_pin_needs_a_time_within_a_week(
     assert engine.pins == {}
 
 
-async def test_dropped_sequence_is_kept_no_longer(
+async def test_dropped_sequence_is_no_longer_kept(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     response = await client.delete(PLACES[0])
@@ -72,7 +72,7 @@ async def test_dropped_sequence_is_kept_no_longer(
 
 @pytest.mark.parametrize("place", ABSENT)
 @pytest.mark.parametrize(("method", "rest"), [("PUT", "/pin"), ("DELETE", "/pin"), ("DELETE", "")])
-async def test_what_is_not_kept_is_not_found(
+async def test_unknown_sequence_or_entry_is_not_found(
     client: httpx.AsyncClient, place: str, method: str, rest: str
 ) -> None:
     response = await client.request(method, place + rest, json={"ttl_s": 5})
@@ -84,7 +84,7 @@ async def test_what_is_not_kept_is_not_found(
 @pytest.mark.parametrize(
     "error", [SessionBusy("it runs"), PinRefused("too much")], ids=lambda error: error.code
 )
-async def test_refusal_of_the_engine_is_a_conflict(
+async def test_change_that_the_engine_refuses_is_a_conflict(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     place: str,

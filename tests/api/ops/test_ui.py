@@ -1,4 +1,4 @@
-"""The routes of the page: what they send, to whom, and what browsers may do with it."""
+"""The routes of the status page: files, access to the recent requests, security headers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FILES = {
 
 @pytest.fixture
 async def locked() -> AsyncIterator[httpx.AsyncClient]:
-    """A server with keys at which two tenants have been."""
+    """A server with API keys that two tenants have used."""
     recent = RecentRequests()
     for tenant in ("alpha", "beta"):
         recent.request_ended(replace(FINISHED, tenant=tenant, request_id=f"of-{tenant}"))
@@ -49,14 +49,14 @@ async def locked() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("path", FILES)
-async def test_page_needs_no_key_and_holds_nothing(locked: httpx.AsyncClient, path: str) -> None:
+async def test_page_needs_no_key_and_has_no_data(locked: httpx.AsyncClient, path: str) -> None:
     response = await locked.get(path)
     assert (response.status_code, response.headers["content-type"]) == (200, FILES[path])
     assert not any(name in response.text for name in ("alpha", "beta", "fake"))
 
 
 @pytest.mark.parametrize("path", FILES)
-async def test_page_may_load_and_reach_its_own_server_only(
+async def test_policy_allows_the_page_its_own_server_only(
     client: httpx.AsyncClient, path: str
 ) -> None:
     response = await client.get(path)

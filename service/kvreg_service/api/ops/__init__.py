@@ -1,1 +1,1 @@
-"""Routes and middleware to operate the engine: probes, metrics, registry, models, drain, /ui."""
+"""Routes and middleware for operating an engine: probes, metrics, registry, models, admin, /ui."""

@@ -1,4 +1,4 @@
-"""``/admin``: what an operator asks of a running engine."""
+"""``/admin``: draining the engine, and whether another profile would fit."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ class FitRequest(RequestBody):
     lanes: int = Field(ge=1, le=MAX_LANES)
     entries: int = Field(ge=0, le=MAX_ENTRIES)
     current_state: CurrentState = CurrentState.KEEP
-    # Left out: as many as this engine has.
+    # None means the anchors of this engine.
     anchors: int | None = Field(default=None, ge=0, le=MAX_ANCHORS)
 
     @model_validator(mode="after")
-    def _has_something_to_drop(self) -> FitRequest:
+    def _drop_needs_entries(self) -> FitRequest:
         if self.current_state is CurrentState.DROP and self.entries == 0:
-            raise unsupported(
-                "current_state = drop and entries = 0 exclude each other: only entries drop a state"
-            )
+            raise unsupported("current_state = drop needs entries of at least 1 (got 0)")
         return self
 
 
-# Far longer than any balancer needs to notice a probe that fails.
+# Far longer than a load balancer needs to notice a failing probe.
 MAX_GRACE_S = 600.0
 Grace = Annotated[
     float,
@@ -41,13 +39,13 @@ Grace = Annotated[
         ge=0,
         le=MAX_GRACE_S,
         allow_inf_nan=False,
-        description="Seconds in which new requests are still taken, although `/readyz` fails.",
+        description="Seconds in which new requests are still accepted while `/readyz` fails.",
     ),
 ]
 
 
 class DrainReport(BaseModel):
-    """What still runs when the draining begins."""
+    """The requests in the engine when draining starts."""
 
     draining: Literal[True] = True
     running: int
@@ -58,7 +56,9 @@ def build_admin_router(engine: EngineProtocol, max_body_bytes: int) -> APIRouter
     """Build the routes."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
-    @router.post("/drain", status_code=202, summary="Finish what runs and take nothing new")
+    @router.post(
+        "/drain", status_code=202, summary="Refuse new requests and finish the accepted ones"
+    )
     async def drain(grace_s: Grace = 0.0) -> DrainReport:
         engine.drain(grace_s)
         snapshot = engine.snapshot()
@@ -66,7 +66,7 @@ def build_admin_router(engine: EngineProtocol, max_body_bytes: int) -> APIRouter
 
     @router.post(
         "/fit",
-        summary="Say whether another profile would fit",
+        summary="Report whether another profile would fit",
         openapi_extra=body_schema(FitRequest),
     )
     async def fit(request: Request) -> FitReport:

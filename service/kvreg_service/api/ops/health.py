@@ -1,4 +1,4 @@
-"""The probes: is the process alive, has it started, would it take a request now."""
+"""Liveness, startup and readiness probes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvreg_service.engine.interface.protocol import EngineProtocol
 
 
 class Health(BaseModel):
-    """The answer of a probe that succeeds."""
+    """The body of a probe that succeeds."""
 
     status: Literal["ok", "draining"] = "ok"
 
@@ -23,28 +23,28 @@ def build_health_router(engine: EngineProtocol) -> APIRouter:
 
     def require_alive() -> None:
         if not engine.is_alive:
-            raise EngineDown("the step loop of the engine has ended; the process must restart")
+            raise EngineDown("the engine loop has stopped; restart the process")
 
     @router.head("/livez", include_in_schema=False)
     @router.head("/startupz", include_in_schema=False)
-    @router.get("/livez", summary="Fails when only a restart helps")
-    @router.get("/startupz", summary="Fails until the engine has started")
+    @router.get("/livez", summary="Liveness: fails if the process must be restarted")
+    @router.get("/startupz", summary="Startup: fails until the engine has started")
     async def livez() -> Health:
         require_alive()
         return Health()
 
     @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz", summary="Fails while new requests are refused")
+    @router.get("/readyz", summary="Readiness: fails while new requests are refused")
     async def readyz() -> Health:
         require_alive()
         if engine.is_draining:
-            raise Draining("the engine is draining and takes no new requests")
+            raise Draining("the engine is draining and refuses new requests")
         if not engine.is_ready:
             raise Unavailable("the engine is not ready")
         return Health()
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="Fails when the engine cannot finish what it runs")
+    @router.get("/health", summary="Health: fails if the engine cannot finish its requests")
     async def health() -> Health:
         require_alive()
         if engine.is_draining:

@@ -1,4 +1,4 @@
-"""``GET /metrics``, for scrapers. Open to everybody: no number in it belongs to a tenant."""
+"""``GET /metrics``. It needs no API key, because no metric has a tenant label."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_metrics_router(metrics: Metrics) -> APIRouter:
         response_class=PlainTextResponse,
     )
     async def get_metrics(request: Request) -> Response:
-        shown = exposer.expose(request.headers.get("accept", ""))
-        return Response(shown.content, headers={"Content-Type": shown.content_type})
+        page = exposer.expose(request.headers.get("accept", ""))
+        return Response(page.content, headers={"Content-Type": page.content_type})
 
     return router

@@ -1,4 +1,4 @@
-"""``GET /v1/models``: the one model that this engine serves, in the shape of the caller's API."""
+"""``GET /v1/models``: the served model, in the format of the client's API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvreg_service.engine.interface.protocol import EngineProtocol
 
 
 class ModelCard(BaseModel):
-    """A served model. ``max_model_len`` is the limit of prompt and answer together, in tokens."""
+    """A served model. ``max_model_len`` limits the tokens of prompt and answer together."""
 
     id: str
     object: Literal["model"] = "model"
@@ -31,7 +31,7 @@ class ModelList(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """A served model, as Anthropic describes one."""
+    """A served model, in Anthropic's format."""
 
     type: Literal["model"] = "model"
     id: str
@@ -40,7 +40,7 @@ class ModelInfo(BaseModel):
 
 
 class ModelPage(BaseModel):
-    """All served models, as Anthropic lists them: a page that is the only one."""
+    """All served models, as the only page of Anthropic's list."""
 
     data: list[ModelInfo]
     has_more: Literal[False] = False
@@ -74,7 +74,7 @@ def build_models_router(engine: EngineProtocol, model: ServedModel) -> APIRouter
             return ModelPage(data=[info()], first_id=model.model_id, last_id=model.model_id)
         return ModelList(data=[card()])
 
-    @router.get("/{model_id:path}", summary="Describe one model")
+    @router.get("/{model_id:path}", summary="Get a model")
     async def get_model(request: Request, model_id: str) -> ModelCard | ModelInfo:
         model.require(model_id)
         return info() if is_of_messages_api(request) else card()

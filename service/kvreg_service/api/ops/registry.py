@@ -1,4 +1,4 @@
-"""``/v1/registry``: what is kept, where, and under which profile; pinning and dropping of it."""
+"""``/v1/registry``: the registry and its profile; pinning and dropping of kept sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvreg_service.engine.interface.snapshot import (
     RegistrySnapshot,
 )
 
-# A pin that somebody forgets ends within a week.
+# So that a forgotten pin expires.
 MAX_PIN_S = 7 * 24 * 3600.0
 
 EntryNumber = Annotated[int, Path(ge=0)]
@@ -27,27 +27,27 @@ SequenceNumber = Annotated[int, Path(ge=0)]
 
 
 class PinRequest(RequestBody):
-    """How long a sequence stays whatever else needs its place. A pin never lasts for ever."""
+    """How long a sequence cannot be evicted."""
 
     ttl_s: float = Field(gt=0, le=MAX_PIN_S)
 
 
 class DroppedEntry(BaseModel):
-    """An entry that is empty now."""
+    """An entry whose sequence was dropped."""
 
     entry_id: int
     dropped: Literal[True] = True
 
 
 class DroppedSequence(BaseModel):
-    """A sequence that is no longer kept."""
+    """A dropped sequence."""
 
     sequence_id: int
     dropped: Literal[True] = True
 
 
 class KeptSequence(BaseModel):
-    """Where a sequence is now: the place that has it is shown, the others are null."""
+    """The place of a sequence: a lane, an entry or an anchor; the others are null."""
 
     sequence_id: int
     lane: LaneView | None = None
@@ -70,19 +70,19 @@ def build_registry_router(engine: EngineProtocol, max_body_bytes: int) -> APIRou
         engine.unpin(sequence_id, view)
         return find_sequence(engine.snapshot(view), sequence_id)
 
-    def sequence_in(request: Request, entry_id: int) -> int:
+    def sequence_of(request: Request, entry_id: int) -> int:
         return sequence_of_entry(engine.snapshot(tenant_of(request).view), entry_id)
 
     @router.get("", summary="Show lanes, entries, anchors, pools and the effective profile")
     async def get_registry(request: Request) -> RegistrySnapshot:
         return engine.snapshot(tenant_of(request).view)
 
-    @router.delete("/entries/{entry_id}", summary="Give up what an entry keeps")
+    @router.delete("/entries/{entry_id}", summary="Drop the sequence of an entry")
     async def drop_entry(request: Request, entry_id: EntryNumber) -> DroppedEntry:
-        engine.drop_sequence(sequence_in(request, entry_id), tenant_of(request).view)
+        engine.drop_sequence(sequence_of(request, entry_id), tenant_of(request).view)
         return DroppedEntry(entry_id=entry_id)
 
-    @router.delete("/sequences/{sequence_id}", summary="Give up a kept sequence")
+    @router.delete("/sequences/{sequence_id}", summary="Drop a sequence")
     async def drop_sequence(request: Request, sequence_id: SequenceNumber) -> DroppedSequence:
         engine.drop_sequence(sequence_id, tenant_of(request).view)
         return DroppedSequence(sequence_id=sequence_id)
@@ -90,22 +90,20 @@ def build_registry_router(engine: EngineProtocol, max_body_bytes: int) -> APIRou
     pin_body = body_schema(PinRequest)
 
     @router.put(
-        "/entries/{entry_id}/pin", summary="Pin what an entry keeps", openapi_extra=pin_body
+        "/entries/{entry_id}/pin", summary="Pin the sequence of an entry", openapi_extra=pin_body
     )
     async def pin_entry(request: Request, entry_id: EntryNumber) -> KeptSequence:
-        return await pin(request, sequence_in(request, entry_id))
+        return await pin(request, sequence_of(request, entry_id))
 
-    @router.delete("/entries/{entry_id}/pin", summary="Unpin what an entry keeps")
+    @router.delete("/entries/{entry_id}/pin", summary="Unpin the sequence of an entry")
     async def unpin_entry(request: Request, entry_id: EntryNumber) -> KeptSequence:
-        return unpin(request, sequence_in(request, entry_id))
+        return unpin(request, sequence_of(request, entry_id))
 
-    @router.put(
-        "/sequences/{sequence_id}/pin", summary="Pin a kept sequence", openapi_extra=pin_body
-    )
+    @router.put("/sequences/{sequence_id}/pin", summary="Pin a sequence", openapi_extra=pin_body)
     async def pin_sequence(request: Request, sequence_id: SequenceNumber) -> KeptSequence:
         return await pin(request, sequence_id)
 
-    @router.delete("/sequences/{sequence_id}/pin", summary="Unpin a kept sequence")
+    @router.delete("/sequences/{sequence_id}/pin", summary="Unpin a sequence")
     async def unpin_sequence(request: Request, sequence_id: SequenceNumber) -> KeptSequence:
         return unpin(request, sequence_id)
 
@@ -113,10 +111,10 @@ def build_registry_router(engine: EngineProtocol, max_body_bytes: int) -> APIRou
 
 
 def sequence_of_entry(snapshot: RegistrySnapshot, entry_id: int) -> int:
-    """Return which sequence an entry keeps.
+    """Return the sequence id of an entry.
 
     Raises:
-        SessionNotFound: There is no such entry, or it is empty, or it is another tenant's.
+        SessionNotFound: The entry does not exist, is empty or belongs to another tenant.
     """
     for entry in snapshot.entries:
         if entry.entry_id == entry_id and entry.sequence_id is not None:
@@ -125,10 +123,10 @@ def sequence_of_entry(snapshot: RegistrySnapshot, entry_id: int) -> int:
 
 
 def find_sequence(snapshot: RegistrySnapshot, sequence_id: int) -> KeptSequence:
-    """Return where a sequence is.
+    """Return the place of a sequence.
 
     Raises:
-        SessionNotFound: It was given up a moment ago.
+        SessionNotFound: The sequence was dropped in the meantime.
     """
     for lane in snapshot.lanes:
         if lane.sequence_id == sequence_id:

@@ -1,4 +1,4 @@
-"""All routes to operate the engine, put together."""
+"""Combines all routes for operating an engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``/ui``, a page for people without dashboards, and the last requests, which it shows.
+"""``/ui``, a status page in the browser, and the recent requests that it shows.
 
-The page holds nothing and needs no key: it asks for one, and reads the routes that do.
+The page is static and needs no API key: it prompts for one, and calls the routes that need it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvreg_service.telemetry import ui
 from kvreg_service.telemetry.ui.recent_requests import RecentActivity, RecentRequests
 
 _HEADERS = {
-    # Nothing that a value could smuggle in is run, shown or sent anywhere else.
+    # Injected markup can neither run, nor load from nor send to another server.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # The page and its script belong to one version of the engine.
+    # Page and script must come from the same version of the engine.
     "Cache-Control": "no-cache",
 }
 
@@ -50,7 +50,7 @@ def build_ui_router(recent: RecentRequests) -> APIRouter:
     for file in _FILES:
         router.get(file.path, include_in_schema=False)(_serve(file))
 
-    @router.get("/v1/registry/requests", summary="Show the last requests", tags=["registry"])
+    @router.get("/v1/registry/requests", summary="Show the recent requests", tags=["registry"])
     async def get_requests(request: Request) -> RecentActivity:
         return recent.show(tenant_of(request).view)
 
