@@ -1,4 +1,4 @@
-"""The official client of the Messages API against a real server on a real socket."""
+"""The official Anthropic client against a real server on a socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
     return client.messages.create(**arguments)
 
 
-def test_client_gets_answer_and_numbers(
+def test_client_parses_answer_and_usage(
     anthropic_client: anthropic.Anthropic, engine: FakeEngine
 ) -> None:
     engine.scripts = [Script(cached_tokens=4)]
@@ -64,7 +64,7 @@ def test_stream_helper_of_the_client_accumulates_the_same_answer(
     assert streamed.usage.model_dump() == whole.usage.model_dump()
 
 
-def test_answer_can_be_sent_back_as_the_client_gives_it(
+def test_answer_can_be_echoed_unchanged(
     anthropic_client: anthropic.Anthropic, engine: FakeEngine, prompt_builder: FakePromptBuilder
 ) -> None:
     engine.scripts = [Script(steps=STEPS)]
@@ -81,7 +81,7 @@ def test_answer_can_be_sent_back_as_the_client_gives_it(
             {"role": "user", "content": [result]},
         ],
     )
-    user, answer, said = prompt_builder.conversations[1].messages
+    user, answer, result = prompt_builder.conversations[1].messages
     assert user == {"role": "user", "content": "Hi"}
     assert answer == {
         "role": "assistant",
@@ -95,7 +95,7 @@ def test_answer_can_be_sent_back_as_the_client_gives_it(
             }
         ],
     }
-    assert said == {"role": "tool", "tool_call_id": call.id, "content": "blue"}
+    assert result == {"role": "tool", "tool_call_id": call.id, "content": "blue"}
 
 
 def test_every_optional_argument_without_effect_is_accepted(
@@ -132,7 +132,7 @@ def test_models_are_listed(anthropic_client: anthropic.Anthropic) -> None:
 
 
 def test_missing_model_raises(anthropic_client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="is not served here"):
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         anthropic_client.models.retrieve("other")
 
 
@@ -147,7 +147,7 @@ def test_failure_in_a_stream_raises_in_the_client(
         list(stream)
 
 
-def test_overload_raises_the_clients_own_error(
+def test_overload_raises_the_error_of_the_client(
     anthropic_client: anthropic.Anthropic, engine: FakeEngine
 ) -> None:
     engine.scripts = [Script(before=[Overloaded("the queue is full", retry_after_s=2.0)])]

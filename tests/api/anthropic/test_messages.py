@@ -1,4 +1,4 @@
-"""Whole answers of the Messages API: the body, the numbers, and what reaches the prompt."""
+"""Responses of the Messages API: body, usage, and the input of the prompt builder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_answer_is_one_block_of_text(client: httpx.AsyncClient, body: dict
     }
 
 
-async def test_input_tokens_are_those_that_were_not_cached(
+async def test_input_tokens_exclude_cached_tokens(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [
@@ -106,7 +106,7 @@ async def test_reasoning_text_and_calls_are_blocks_in_their_order(
     ],
     ids=str,
 )
-async def test_stop_reason_says_what_ended_the_answer(
+async def test_stop_reason(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -119,7 +119,7 @@ async def test_stop_reason_says_what_ended_the_answer(
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
 
 
-async def test_calls_stay_text_where_no_tool_may_be_called(
+async def test_calls_stay_text_with_tool_choice_none(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=[CALL])]
@@ -133,9 +133,9 @@ async def test_limits_and_retention_reach_the_engine(
 ) -> None:
     fields = {"stop_sequences": ["a", "b"], "retain_prefix": False, "priority": 3, "cache_ttl_s": 9}
     await client.post(URL, json=body | fields)
-    (asked,) = engine.requests
-    assert (asked.max_tokens, asked.stop) == (100, ("a", "b"))
-    assert asked.cache_policy == CachePolicy(retain=False, priority=3, ttl_s=9.0)
+    (request,) = engine.requests
+    assert (request.max_tokens, request.stop) == (100, ("a", "b"))
+    assert request.cache_policy == CachePolicy(retain=False, priority=3, ttl_s=9.0)
 
 
 async def test_sampling_fields_reach_the_engine(
@@ -160,7 +160,7 @@ async def test_headers_of_clients_are_accepted(
     assert response.status_code == 200
 
 
-async def test_response_names_its_request_in_headers(
+async def test_response_has_the_request_id_in_headers(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     response = await client.post(URL, json=body)
@@ -193,14 +193,14 @@ async def test_thinking_reaches_the_prompt(
     assert prompt_builder.conversations[0].enable_thinking is expected
 
 
-async def test_effort_is_a_variable_of_the_template(
+async def test_effort_is_a_template_variable(
     client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, body: dict[str, Any]
 ) -> None:
     await client.post(URL, json=body | {"output_config": {"effort": "low"}})
     assert prompt_builder.conversations[0].variables == {"reasoning_effort": "low"}
 
 
-async def test_tools_are_those_of_a_chat(
+async def test_tools_become_chat_functions(
     client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, body: dict[str, Any]
 ) -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
@@ -340,7 +340,7 @@ CONVERSATIONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-async def test_conversation_becomes_that_of_a_chat(
+async def test_conversation_becomes_chat_messages(
     client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, body: dict[str, Any], name: str
 ) -> None:
     fields, expected = CONVERSATIONS[name]
@@ -359,7 +359,7 @@ async def test_conversation_becomes_that_of_a_chat(
     ],
     ids=str,
 )
-async def test_text_of_an_assistant_at_the_end_is_gone_on_with(
+async def test_assistant_text_at_the_end_is_continued(
     client: httpx.AsyncClient,
     prompt_builder: FakePromptBuilder,
     body: dict[str, Any],
@@ -370,7 +370,7 @@ async def test_text_of_an_assistant_at_the_end_is_gone_on_with(
     assert prompt_builder.conversations[0].continue_final_message is expected
 
 
-async def test_counting_gives_the_length_of_the_prompt(
+async def test_count_tokens_returns_the_length_of_the_prompt(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     del body["max_tokens"]

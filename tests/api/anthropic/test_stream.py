@@ -1,4 +1,4 @@
-"""Streamed answers of the Messages API as raw server-sent events."""
+"""Streams of the Messages API as raw server-sent events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def body(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:
-    """The bodies of all events, each of which names its own type."""
+    """The bodies of all events; the name of each event equals its type."""
     *events, end = text.split("\n\n")
     assert end == ""
     bodies = []
@@ -73,7 +73,7 @@ async def test_first_event_is_the_message_without_its_content(
     assert message["usage"]["output_tokens"] == 0
 
 
-async def test_each_kind_has_a_block_of_its_own(
+async def test_each_type_has_its_own_block(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     steps = ["I ", "think", "\n</think>\n\n", "Let me.", "\n\n", CALL, "\n", CALL, "\nSo."]
@@ -105,7 +105,7 @@ async def test_thinking_ends_with_a_signature(
     ]  # fmt: skip
 
 
-async def test_input_of_a_call_comes_in_pieces_of_json(
+async def test_input_of_a_call_is_streamed_as_json_fragments(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=list(CALL))]
@@ -117,7 +117,7 @@ async def test_input_of_a_call_comes_in_pieces_of_json(
     assert json.loads(text) == {"at": "sky", "days": 3}
 
 
-async def test_last_events_carry_reason_and_numbers(
+async def test_last_events_have_stop_reason_and_usage(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(stop_string="END", cached_tokens=2)]
@@ -160,7 +160,7 @@ async def test_failure_before_the_first_event_is_an_ordinary_error(
     assert (response.status_code, response.json()["type"]) == (429, "error")
 
 
-async def test_stream_pings_while_a_call_grows(
+async def test_stream_pings_while_a_call_is_generated(
     engine: FakeEngine, prompt_builder: FakePromptBuilder, settings: Settings, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=[CALL[:20], CALL[20:40], CALL[40:]])]

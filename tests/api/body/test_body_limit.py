@@ -1,4 +1,4 @@
-"""Bodies longer than the limit are refused while they are read, with and without their length."""
+"""A body over the limit is refused while it is read, with and without Content-Length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_body_at_the_limit_is_read(
     assert response.status_code == 200
 
 
-async def test_announced_body_over_the_limit_is_too_large(
+async def test_content_length_over_the_limit_is_too_large(
     client: httpx.AsyncClient, settings: Settings, body: dict[str, Any]
 ) -> None:
     raw = body_of(settings.max_body_bytes + 1, body)
@@ -39,7 +39,7 @@ async def test_announced_body_over_the_limit_is_too_large(
     assert str(settings.max_body_bytes) in error["message"]
 
 
-async def test_body_without_a_length_is_not_read_past_the_limit(
+async def test_chunked_body_is_not_read_past_the_limit(
     client: httpx.AsyncClient, settings: Settings
 ) -> None:
     num_sent = 0

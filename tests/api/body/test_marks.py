@@ -1,4 +1,4 @@
-"""Marks of shared beginnings reach the prompt builder as indices of messages, and nothing else."""
+"""Marks of shared prefixes reach the prompt builder as message indices, and nothing else does."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
 
 
-def text(said: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **more}
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value, **more}
 
 
 def user(*blocks: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
 
-def result(said: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": "t", "content": said, **more}
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "t", "content": content, **more}
 
 
 CALL = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
@@ -37,7 +37,7 @@ PLACES: list[tuple[dict[str, Any], set[int], bool]] = [
     ({"messages": [user(text("a", cache_control=None))]}, set(), False),
     ({"system": [text("s", **MARK)], "messages": [user(text("a"))]}, {0}, False),
     ({"system": [text("s", **MARK), text("t")], "messages": [user(text("a"))]}, {0}, False),
-    # An empty system prompt becomes no message.
+    # An empty system prompt is left out.
     ({"system": [text("", **MARK)], "messages": [user(text("a"))]}, set(), False),
     ({"system": "s", "messages": [user(text("a", **MARK))]}, {1}, False),
     ({"messages": [user(text("a", **MARK), text("b"))]}, set(), False),
@@ -63,7 +63,7 @@ PLACES: list[tuple[dict[str, Any], set[int], bool]] = [
         {1, 3},
         False,
     ),
-    # Each result of a tool becomes a message, so the text behind them is the third.
+    # Each tool result becomes a message, so the text after them is the third.
     ({"messages": [user(result("r"), result("s"), text("b", **MARK))]}, {2}, False),
     ({"messages": [user(result([text("r", **MARK)]), text("b"))]}, {0}, False),
     ({"tools": [TOOL | MARK], "messages": [user(text("a"))]}, set(), True),
@@ -95,7 +95,7 @@ async def test_cache_control_marks_the_message_of_its_block(
     ],
     ids=str,
 )
-async def test_mark_before_more_text_of_a_user_lies_inside_of_the_message(
+async def test_mark_before_more_text_becomes_an_offset_within_the_message(
     client: httpx.AsyncClient,
     prompt_builder: FakePromptBuilder,
     blocks: list[Any],
@@ -108,7 +108,7 @@ async def test_mark_before_more_text_of_a_user_lies_inside_of_the_message(
 
 
 @pytest.mark.parametrize("fields", [fields for fields, _, _ in PLACES], ids=str)
-async def test_cache_control_changes_nothing_that_is_rendered(
+async def test_cache_control_is_not_rendered(
     client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, fields: dict[str, Any]
 ) -> None:
     def without_marks(node: Any) -> Any:
@@ -136,7 +136,7 @@ async def test_cache_control_changes_nothing_that_is_rendered(
     ids=str,
 )
 @pytest.mark.parametrize("place", ["system", "messages", "tools", "result"])
-async def test_mark_of_another_kind_is_refused(
+async def test_mark_of_another_type_is_refused(
     client: httpx.AsyncClient, mark: Any, status: int, param: str | None, place: str
 ) -> None:
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [user(text("a"))]}
@@ -203,7 +203,7 @@ async def test_more_than_four_messages_cannot_be_marked(
     assert (await client.post("/v1/chat/completions", json=body)).status_code == status
 
 
-async def test_mark_that_is_no_flag_is_malformed(client: httpx.AsyncClient) -> None:
+async def test_cache_anchor_that_is_no_flag_is_malformed(client: httpx.AsyncClient) -> None:
     messages = [{"role": "user", "content": "a", "cache_anchor": 1}]
     body = {"model": MODEL, "messages": messages}
     response = await client.post("/v1/chat/completions", json=body)
@@ -213,7 +213,7 @@ async def test_mark_that_is_no_flag_is_malformed(client: httpx.AsyncClient) -> N
     )
 
 
-def test_marks_of_the_anthropic_client_arrive(
+def test_marks_of_the_anthropic_client_reach_the_prompt(
     anthropic_client: anthropic.Anthropic, prompt_builder: FakePromptBuilder, engine: FakeEngine
 ) -> None:
     arguments: dict[str, Any] = {
@@ -228,7 +228,7 @@ def test_marks_of_the_anthropic_client_arrive(
     assert engine.requests[0].cache_policy.may_reuse is False
 
 
-def test_mark_of_the_openai_client_arrives(
+def test_mark_of_the_openai_client_reaches_the_prompt(
     openai_client: openai.OpenAI, prompt_builder: FakePromptBuilder
 ) -> None:
     messages: Any = [

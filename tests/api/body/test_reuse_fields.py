@@ -1,4 +1,4 @@
-"""What a client may ask about reuse and retention, in its body or in headers."""
+"""The fields and headers for reuse and retention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def body(body: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=str,
 )
-async def test_reuse_can_be_declined(
+async def test_reuse_can_be_disabled(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -65,7 +65,7 @@ async def test_reuse_can_be_declined(
     ],
     ids=str,
 )
-async def test_header_counts_where_the_body_says_nothing(
+async def test_header_applies_if_the_body_has_no_value(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -76,7 +76,7 @@ async def test_header_counts_where_the_body_says_nothing(
 ) -> None:
     response = await client.post(url, json=body | fields, headers=headers)
     assert response.status_code == 200
-    (policy,) = (asked.cache_policy for asked in engine.requests)
+    (policy,) = (request.cache_policy for request in engine.requests)
     assert (policy.retain, policy.may_reuse, policy.ttl_s, policy.priority) == expected
 
 

@@ -1,4 +1,4 @@
-"""An error shows the value that it refuses as it was written, so that a text is no number."""
+"""An error shows the refused value as JSON, so that a string differs from a number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URL = "/v1/chat/completions"
     ],
     ids=lambda x: str(x),
 )
-async def test_refused_value_is_shown_as_it_was_written(
+async def test_refused_value_is_shown_as_json(
     client: httpx.AsyncClient, body: dict[str, Any], fields: dict[str, Any], shown: str
 ) -> None:
     response = await client.post(URL, json=body | fields)

@@ -1,4 +1,4 @@
-"""The official client against a real server on a real socket."""
+"""The official OpenAI client against a real server on a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 MODEL = "fake-model"
 
 
-def test_client_gets_answer_and_numbers(openai_client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_client_parses_answer_and_usage(openai_client: openai.OpenAI, engine: FakeEngine) -> None:
     engine.scripts = [Script(cached_tokens=4)]
     answer = openai_client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hi"}], temperature=0, max_tokens=5
@@ -48,7 +48,7 @@ def test_stream_helper_of_the_client_accumulates_the_answer(openai_client: opena
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_answer_can_be_sent_back_as_the_client_dumps_it(
+def test_answer_can_be_echoed_as_the_client_dumps_it(
     openai_client: openai.OpenAI, engine: FakeEngine, prompt_builder: FakePromptBuilder
 ) -> None:
     engine.scripts = [Script(steps=["I think", "</think>", "So."])]
@@ -107,7 +107,7 @@ def test_failure_in_a_stream_raises_in_the_client(
         list(stream)
 
 
-def test_overload_raises_the_clients_own_error(
+def test_overload_raises_the_error_of_the_client(
     openai_client: openai.OpenAI, engine: FakeEngine
 ) -> None:
     engine.scripts = [Script(before=[Overloaded("the queue is full", retry_after_s=2.0)])]
@@ -132,7 +132,7 @@ def test_models_are_listed(openai_client: openai.OpenAI) -> None:
     assert openai_client.models.retrieve(MODEL).id == MODEL
 
 
-def test_stream_reaches_the_client_before_the_answer_is_whole(
+def test_stream_reaches_the_client_before_the_answer_is_complete(
     openai_client: openai.OpenAI, engine: FakeEngine
 ) -> None:
     gate = Gate()
@@ -178,7 +178,7 @@ def test_closing_a_stream_in_the_client_cancels_the_request(
     assert engine.outcomes.get(timeout=1.0)[1] == "cancelled"
 
 
-def test_client_gets_a_tool_call_and_sends_it_back(
+def test_client_parses_a_tool_call_and_echoes_it(
     openai_client: openai.OpenAI, engine: FakeEngine, prompt_builder: FakePromptBuilder
 ) -> None:
     text = "<tool_call>\n<function=look>\n<parameter=at>\nsky\n</parameter>\n</function>\n"

@@ -1,4 +1,4 @@
-"""Whole answers: the body, the numbers, and what reaches the engine and the prompt builder."""
+"""Chat completions: body, usage, and the input of the engine and of the prompt builder."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_finish_reason_length_is_passed_on(
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_reasoning_is_kept_apart_from_the_answer(
+async def test_reasoning_is_separate_from_content(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=["I ", "think", "\n</think>\n\n", "So", "."])]
@@ -100,7 +100,7 @@ async def test_reasoning_is_kept_apart_from_the_answer(
     assert (message["reasoning_content"], message["content"]) == ("I think", "So.")
 
 
-async def test_reasoning_tokens_are_counted_apart(
+async def test_reasoning_tokens_are_counted_separately(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=["I ", "think", "\n</think>\n\n", "So", "."])]
@@ -108,7 +108,7 @@ async def test_reasoning_tokens_are_counted_apart(
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
-async def test_answer_cut_within_its_reasoning_has_an_empty_content(
+async def test_answer_cut_within_its_reasoning_has_empty_content(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=["I think"], finish_reason=FinishReason.LENGTH)]
@@ -141,7 +141,7 @@ async def test_smaller_token_limit_reaches_the_engine(
 @pytest.mark.parametrize(
     ("stop", "expected"), [(None, ()), ("END", ("END",)), ([], ()), (["a", "b"], ("a", "b"))]
 )
-async def test_stop_is_a_text_or_a_list_of_texts(
+async def test_stop_is_a_string_or_a_list(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -209,7 +209,7 @@ async def test_sampling_fields_reach_the_engine(
     )
 
 
-async def test_sampling_fields_left_out_take_the_defaults_of_the_model(
+async def test_missing_sampling_fields_take_the_defaults_of_the_model(
     engine: FakeEngine, prompt_builder: FakePromptBuilder, settings: Settings, body: dict[str, Any]
 ) -> None:
     defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
@@ -232,7 +232,7 @@ async def test_sampling_fields_left_out_take_the_defaults_of_the_model(
         ({"reasoning_effort": "high"}, None),
     ],
 )
-async def test_thinking_may_be_switched_in_several_places(
+async def test_thinking_has_several_switches(
     client: httpx.AsyncClient,
     prompt_builder: FakePromptBuilder,
     body: dict[str, Any],
@@ -251,7 +251,7 @@ async def test_template_variables_reach_the_prompt(
     assert prompt_builder.conversations[0].template_variables == kwargs
 
 
-async def test_tools_reach_the_prompt_as_they_were_written(
+async def test_tools_reach_the_prompt_unchanged(
     client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, body: dict[str, Any]
 ) -> None:
     function = {"parameters": {"b": 1, "a": 2}, "name": "look", "x": None}
@@ -262,7 +262,7 @@ async def test_tools_reach_the_prompt_as_they_were_written(
     assert repr(list(seen)) == repr(tools)
 
 
-async def test_echoed_answer_with_all_fields_of_a_client_is_taken_back(
+async def test_echoed_answer_with_all_fields_of_a_client_is_accepted(
     client: httpx.AsyncClient, prompt_builder: FakePromptBuilder, body: dict[str, Any]
 ) -> None:
     echo = {
@@ -294,7 +294,7 @@ async def test_prompt_that_cannot_be_built_is_the_clients_error(
     assert response.json()["error"]["message"] == "roles must alternate"
 
 
-async def test_response_names_its_request_in_a_header(
+async def test_response_has_the_request_id_in_a_header(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     response = await client.post(URL, json=body)

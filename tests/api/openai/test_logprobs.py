@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of an answer, whole and streamed, and only when asked for."""
+"""Log probabilities of an answer, whole and streamed, and only if requested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ URL = "/v1/chat/completions"
 
 
 def delta(text: str, *spellings: bytes, logprob: float = -0.5) -> TextDelta:
-    """A delta of one token for each spelling, each reported beside one other."""
+    """A delta with one token for each spelling, each reported with one candidate."""
     reports = [
         TokenReport(SpelledToken(spelling, logprob), (SpelledToken(b"x", -0.25),))
         for spelling in spellings
@@ -30,7 +30,7 @@ def script() -> Script:
     return Script(
         steps=[
             delta("Hel", b"Hel"),
-            # Half a character, and what may become a stop string, have no text yet.
+            # Part of a character, and a possible stop string, have no text yet.
             delta("", euro[:1]),
             delta("€lo", euro[1:], b"lo"),
             delta("", b"\n"),
@@ -65,7 +65,7 @@ async def read_choices(client: httpx.AsyncClient, body: dict[str, Any]) -> list[
     ],
     ids=str,
 )
-async def test_engine_is_asked_for_as_many_as_the_client_wants(
+async def test_engine_reports_as_many_candidates_as_requested(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     body: dict[str, Any],
@@ -93,7 +93,7 @@ async def test_whole_answer_has_an_entry_for_each_token(
 
 
 @pytest.mark.anyio
-async def test_stream_gives_each_token_once_and_in_order(
+async def test_stream_has_each_token_once_and_in_order(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [script()]
@@ -103,7 +103,7 @@ async def test_stream_gives_each_token_once_and_in_order(
 
 
 @pytest.mark.anyio
-async def test_tokens_come_with_the_text_that_they_made(
+async def test_tokens_are_in_the_chunk_of_their_text(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [script()]
@@ -116,7 +116,7 @@ async def test_tokens_come_with_the_text_that_they_made(
 
 
 @pytest.mark.anyio
-async def test_half_a_character_is_exact_in_bytes(
+async def test_part_of_a_character_is_exact_in_bytes(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [script()]
@@ -127,7 +127,7 @@ async def test_half_a_character_is_exact_in_bytes(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
-async def test_what_json_cannot_say_is_very_unlikely(
+async def test_infinite_logprob_becomes_minus_9999(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any], logprob: float
 ) -> None:
     engine.scripts = [Script(steps=[delta("a", b"a", logprob=logprob)])]
@@ -150,7 +150,7 @@ async def test_reasoning_has_no_entries(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nobody_gets_what_was_not_asked_for(
+async def test_logprobs_are_null_unless_requested(
     client: httpx.AsyncClient, body: dict[str, Any], stream: bool
 ) -> None:
     fields = {"logprobs": None, "top_logprobs": None}

@@ -1,4 +1,4 @@
-"""Streamed answers as raw server-sent events."""
+"""Streams of chat completions as raw server-sent events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def read_chunks(client: httpx.AsyncClient, body: dict[str, Any]) -> list[d
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-async def test_stream_is_one_of_events_that_nobody_buffers(
+async def test_stream_has_the_headers_of_an_event_stream(
     client: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
     response = await client.post(URL, json=body)
@@ -57,15 +57,13 @@ async def test_stream_is_role_then_text_then_finish_reason(
     ]
 
 
-async def test_all_chunks_name_the_same_request(
-    client: httpx.AsyncClient, body: dict[str, Any]
-) -> None:
+async def test_all_chunks_have_the_same_id(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
     chunks = await read_chunks(client, body)
     names = {(c["id"], c["object"], c["created"], c["model"]) for c in chunks}
     assert len(names) == 1
 
 
-async def test_finish_chunk_carries_the_numbers_when_usage_was_not_asked_for(
+async def test_finish_chunk_has_the_usage_unless_requested_separately(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(cached_tokens=4, reuse_path=ReusePath.APPEND_FRONTIER)]
@@ -76,7 +74,7 @@ async def test_finish_chunk_carries_the_numbers_when_usage_was_not_asked_for(
     assert not [chunk for chunk in others if "usage" in chunk or "timings" in chunk]
 
 
-async def test_extra_chunk_carries_the_numbers_when_usage_was_asked_for(
+async def test_extra_chunk_has_the_usage_with_include_usage(
     client: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
     fields = {"stream_options": {"include_usage": True}}
@@ -104,7 +102,7 @@ async def test_reasoning_is_streamed_in_its_own_field(
     assert deltas == [{"reasoning_content": "I think"}, {"content": "So."}]
 
 
-async def test_tokens_without_text_make_no_chunk(
+async def test_tokens_without_text_have_no_chunk(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=["", "a", ""])]
@@ -149,7 +147,7 @@ async def test_failure_in_the_middle_is_the_last_event(
     }
 
 
-async def test_bug_in_the_middle_is_an_event_that_shows_no_inside(
+async def test_bug_in_the_middle_is_an_event_without_its_message(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=["Hel", RuntimeError("secret path")])]

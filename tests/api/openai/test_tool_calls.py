@@ -1,4 +1,4 @@
-"""Tool calls of an answer in the shape of chat completions, whole and streamed."""
+"""Tool calls of chat completions, whole and streamed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def read_chunks(client: httpx.AsyncClient, body: dict[str, Any]) -> list[d
 
 
 async def read_deltas(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The deltas between the opening chunk and the one with the finish reason."""
+    """The deltas between the first chunk and the one with the finish reason."""
     chunks = await read_chunks(client, body)
     return [chunk["choices"][0]["delta"] for chunk in chunks[1:-1]]
 
@@ -112,7 +112,7 @@ async def test_reasoning_comes_before_the_calls(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", [CALL[:-1], "<tool_call>\nlook\n</tool_call>", "<tool_call>"])
-async def test_what_is_no_whole_call_stays_text(
+async def test_malformed_call_stays_text(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any], stream: bool, text: str
 ) -> None:
     engine.scripts = [Script(steps=["So:\n\n", *text])]
@@ -125,7 +125,7 @@ async def test_what_is_no_whole_call_stays_text(
         assert choice["finish_reason"] == "stop"
 
 
-async def test_answer_cut_behind_a_call_has_the_call_and_the_reason_length(
+async def test_answer_cut_after_a_call_has_the_call_and_the_reason_length(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=[CALL, "\n", CALL[:30]], finish_reason=FinishReason.LENGTH)]
@@ -136,7 +136,7 @@ async def test_answer_cut_behind_a_call_has_the_call_and_the_reason_length(
 
 
 @pytest.mark.parametrize("fields", [{"tools": None}, {"tools": []}, {"tool_choice": "none"}])
-async def test_calls_that_nobody_wants_stay_text(
+async def test_calls_stay_text_without_tools_or_with_tool_choice_none(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=[CALL])]
@@ -153,7 +153,7 @@ async def test_usage_counts_the_tokens_of_calls(
     assert usage["completion_tokens"] == 1 + len(CALL)
 
 
-async def test_spelling_of_a_call_is_remembered_before_the_client_has_its_end(
+async def test_text_of_a_call_is_remembered_before_the_stream_ends(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     prompt_builder: FakePromptBuilder,
@@ -173,7 +173,7 @@ async def test_answer_without_calls_is_not_remembered(
     assert prompt_builder.remembered == []
 
 
-async def test_stream_says_something_while_a_call_grows(
+async def test_stream_has_keep_alives_while_a_call_is_generated(
     engine: FakeEngine, prompt_builder: FakePromptBuilder, settings: Settings, body: dict[str, Any]
 ) -> None:
     engine.scripts = [Script(steps=[CALL[:20], CALL[20:40], CALL[40:]])]

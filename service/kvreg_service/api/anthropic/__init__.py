@@ -1,1 +1,1 @@
-"""The Messages API: its bodies, in and out, and its routes."""
+"""Anthropic's Messages API: request and response bodies, and the routes."""

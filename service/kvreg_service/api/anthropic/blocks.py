@@ -1,7 +1,7 @@
-"""The messages of the Messages API: their shapes, and how they become those of a chat.
+"""The messages of the Messages API, and their conversion to chat messages.
 
-Owns which blocks are served where. Both APIs give the prompt the same messages, so a conversation
-that moves from the one to the other stays the same conversation.
+Owns which blocks are supported where. Both APIs convert to the same chat messages, so a session may
+switch between them.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from kvreg_service.core.errors import InvalidRequest
 
 ChatDict = dict[str, Any]
 
-# Some client libraries put it before their system prompt, with a value that is new each time: it
-# is about the request and no part of what the model should read.
+# Some client libraries put it before their system prompt, with a new value for each request. It
+# would change the prefix of every prompt.
 _BILLING_HEADER = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 class CacheControl(RequestBody):
-    """A mark: others will begin alike up to here. How long it is kept is up to ``cache_ttl_s``."""
+    """Marks the end of a prefix that others share. ``cache_ttl_s`` sets its time to live."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class MarkableBlock(RequestBody):
-    """What may carry a mark."""
+    """A block or tool with an optional mark."""
 
     cache_control: CacheControl | None = None
 
 
 class TextBlock(MarkableBlock):
-    """Some text."""
+    """Text."""
 
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(RequestBody):
-    """Reasoning of an earlier answer. Its signature is not looked at."""
+    """Reasoning of an earlier answer. Its signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
 
 
 class RedactedThinkingBlock(RequestBody):
-    """Reasoning that another server hid; nothing of it can be read here."""
+    """Encrypted reasoning of another server. Ignored."""
 
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(MarkableBlock):
-    """One call that an earlier answer made."""
+    """A tool call of an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -66,13 +66,13 @@ class ToolUseBlock(MarkableBlock):
 
 
 class OtherBlock(RequestBody):
-    """A block of a kind that is not served, such as an image."""
+    """A block of an unsupported type, such as an image."""
 
     type: str
 
 
 class ToolResultBlock(MarkableBlock):
-    """What a call came to."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -81,10 +81,10 @@ class ToolResultBlock(MarkableBlock):
 
 def _kind_of_block(value: object) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return f"<{kind}>" if isinstance(kind, str) and kind in _SERVED else "<other>"
+    return f"<{kind}>" if isinstance(kind, str) and kind in _SUPPORTED_TYPES else "<other>"
 
 
-_SERVED = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+_SUPPORTED_TYPES = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
@@ -108,18 +108,18 @@ BlockContent = Annotated[
 
 
 class Message(RequestBody):
-    """One message of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: BlockContent
 
 
 @dataclass(frozen=True)
-class Said:
-    """One message of a chat, and where blocks that became part of it carry marks.
+class MarkedMessage:
+    """A chat message, with the marks of the blocks that it was converted from.
 
-    ``is_marked`` is a mark behind all of it; ``marked_at`` are marks inside of its text, behind so
-    many characters.
+    ``is_marked`` is a mark at its end; ``marked_at`` are marks within its text, as character
+    offsets.
     """
 
     message: ChatDict
@@ -127,16 +127,16 @@ class Said:
     marked_at: tuple[int, ...] = ()
 
 
-def chat_messages(system: BlockContent | None, messages: Iterable[Message]) -> list[Said]:
-    """The same conversation as messages of a chat, the system prompt first.
+def chat_messages(system: BlockContent | None, messages: Iterable[Message]) -> list[MarkedMessage]:
+    """Convert a conversation to chat messages, the system prompt first.
 
     Raises:
-        InvalidRequest: A block is of a kind that is not served in its place; ``param`` names it.
+        InvalidRequest: A block is not supported in its place; ``param`` names it.
     """
-    result: list[Said] = []
+    result: list[MarkedMessage] = []
     if system is not None:
         prompt = _system(system, "system")
-        # Some clients send the field whether they have something to say or not.
+        # Some clients send an empty system prompt.
         result += [prompt] if prompt.message["content"] else []
     for i, message in enumerate(messages):
         place = f"messages[{i}].content"
@@ -151,7 +151,7 @@ def chat_messages(system: BlockContent | None, messages: Iterable[Message]) -> l
 
 
 def count_marks(content: BlockContent | None) -> int:
-    """Count the blocks that carry a mark, those inside of results included."""
+    """Count the marked blocks, including those in tool results."""
     if content is None or isinstance(content, str):
         return 0
     inner = sum(
@@ -164,15 +164,15 @@ def _has_mark(block: Block) -> bool:
     return isinstance(block, MarkableBlock) and block.cache_control is not None
 
 
-def _system(content: BlockContent, place: str) -> Said:
+def _system(content: BlockContent, place: str) -> MarkedMessage:
     texts = [content] if isinstance(content, str) else _texts(content, place)
     message = {"role": "system", "content": "".join(_BILLING_HEADER.sub("", x) for x in texts)}
-    return Said(message, count_marks(content) > 0)
+    return MarkedMessage(message, count_marks(content) > 0)
 
 
-def _assistant(content: BlockContent, place: str) -> Said:
+def _assistant(content: BlockContent, place: str) -> MarkedMessage:
     if isinstance(content, str):
-        return Said({"role": "assistant", "content": content})
+        return MarkedMessage({"role": "assistant", "content": content})
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ChatDict] = []
@@ -188,59 +188,56 @@ def _assistant(content: BlockContent, place: str) -> Said:
             case RedactedThinkingBlock():
                 pass
             case _:
-                raise _unserved(block, f"{place}[{j}]", "in an answer")
+                raise _unsupported(block, f"{place}[{j}]", "in an assistant message")
     message: ChatDict = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    return Said(message, count_marks(content) > 0)
+    return MarkedMessage(message, count_marks(content) > 0)
 
 
-def _user(content: BlockContent, place: str) -> list[Said]:
-    """One message, or several: each result of a tool is a message of its own."""
+def _user(content: BlockContent, place: str) -> list[MarkedMessage]:
+    """One chat message for consecutive text blocks, and one for each tool result."""
     if isinstance(content, str):
-        return [Said({"role": "user", "content": content})]
-    result: list[Said] = []
+        return [MarkedMessage({"role": "user", "content": content})]
+    result: list[MarkedMessage] = []
     for j, block in enumerate(content):
         is_marked = count_marks([block]) > 0
         match block:
             case TextBlock():
-                before = Said({"role": "user", "content": ""})
+                before = MarkedMessage({"role": "user", "content": ""})
                 if result and result[-1].message["role"] == "user":
                     before = result.pop()
-                said_before = before.message["content"]
+                text_before = before.message["content"]
                 marked_at = before.marked_at
                 if before.is_marked:
-                    marked_at += (len(said_before),)
-                text = said_before + block.text
-                result.append(Said({"role": "user", "content": text}, is_marked, marked_at))
+                    marked_at += (len(text_before),)
+                merged = {"role": "user", "content": text_before + block.text}
+                result.append(MarkedMessage(merged, is_marked, marked_at))
             case ToolResultBlock():
-                said = block.content or ""
-                text = (
-                    said
-                    if isinstance(said, str)
-                    else "".join(_texts(said, f"{place}[{j}].content"))
-                )
+                text = block.content or ""
+                if not isinstance(text, str):
+                    text = "".join(_texts(text, f"{place}[{j}].content"))
                 message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
-                result.append(Said(message, is_marked))
+                result.append(MarkedMessage(message, is_marked))
             case _:
-                raise _unserved(block, f"{place}[{j}]", "in a message of a user")
-    return result or [Said({"role": "user", "content": ""})]
+                raise _unsupported(block, f"{place}[{j}]", "in a user message")
+    return result or [MarkedMessage({"role": "user", "content": ""})]
 
 
 def _texts(blocks: Sequence[Block], place: str) -> list[str]:
     texts: list[str] = []
     for j, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
-            raise _unserved(block, f"{place}[{j}]", "here")
+            raise _unsupported(block, f"{place}[{j}]", "here")
         texts.append(block.text)
     return texts
 
 
-def _unserved(block: Block, place: str, where: str) -> InvalidRequest:
+def _unsupported(block: Block, place: str, where: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{place}.type is '{block.type[:60]}', which is not served {where}; "
-        "this model reads text, and the calls and results of tools",
+        f"{place}.type: '{block.type[:60]}' is not supported {where}; "
+        "supported are text, tool calls and tool results",
         param=f"{place}.type",
     )

@@ -1,8 +1,8 @@
 """The bodies of ``POST /v1/messages`` and its ``count_tokens``: every field, with its limits.
 
-Owns which fields are used, ignored or refused. ``IGNORED_FIELDS`` names those of Anthropic that
-have no effect here; any other unknown field is ignored as well. What cannot be done is refused
-with the field, its value and what is supported, never silently done otherwise.
+Owns which fields are used, ignored or refused. ``IGNORED_FIELDS`` are Anthropic's fields without
+effect; unknown fields are ignored as well. An unsupported value is refused with the field, the
+value and what is supported, and never replaced silently.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kvreg_service.api.generation.params import GenerationParams
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 
-# Accepted from any client and without effect. The `cache_control` of the body itself asks for no
-# more than what is done anyway: the whole conversation is kept.
+# Accepted without effect. The top-level `cache_control` requests what is the default: to keep the
+# whole conversation.
 IGNORED_FIELDS = (
     "cache_control",
     "container",
@@ -43,12 +43,12 @@ IGNORED_FIELDS = (
     "user_profile_id",
     "workspace_id",
 )
-# What each kind of thinking asks of the template; None leaves it the template's own choice.
+# `enable_thinking` for each type of thinking; None is the template's default.
 _THINKING = {"enabled": True, "disabled": False, "adaptive": None}
 
 
 class Tool(MarkableBlock):
-    """A tool that the client runs, or one of Anthropic's own, which are refused."""
+    """A tool that the client runs. Anthropic's server tools are refused."""
 
     name: str = Field(min_length=1)
     description: str | None = None
@@ -63,7 +63,7 @@ class ToolChoice(RequestBody):
 
 
 class Thinking(RequestBody):
-    """Whether the model thinks before it answers. A budget has no effect."""
+    """Whether the model thinks before it answers. The budget has no effect."""
 
     type: str = Field(json_schema_extra={"enum": list(_THINKING)})
     budget_tokens: int | None = None
@@ -77,7 +77,7 @@ class OutputConfig(RequestBody):
 
 
 class CountTokensRequest(ExtensionFields):
-    """A conversation of which only the length is asked for."""
+    """A request for the number of prompt tokens, without generation."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -87,7 +87,7 @@ class CountTokensRequest(ExtensionFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    # Known only to be refused when they ask for what is not served.
+    # Only the values without effect are supported.
     mcp_servers: list[Any] | None = Field(default=None, json_schema_extra={"maxItems": 0})
     output_format: Any = Field(default=None, json_schema_extra=NOTHING)
 
@@ -97,7 +97,7 @@ class CountTokensRequest(ExtensionFields):
         for number, tool in enumerate(value or []):
             if tool.type not in (None, "custom"):
                 raise unsupported(
-                    "tool {number} is of type '{type}'; only tools of the client's own are served",
+                    "tool {number} has the type '{type}'; only 'custom' is supported",
                     number=number,
                     type=tool.type[:60],
                 )
@@ -110,7 +110,7 @@ class CountTokensRequest(ExtensionFields):
     def _free_choice(cls, value: ToolChoice | None) -> ToolChoice | None:
         if value is not None and value.type not in ("auto", "none"):
             raise unsupported(
-                "a forced tool call ('{type}') is not served; 'auto' and 'none' are",
+                "a forced tool call ('{type}') is not supported; use 'auto' or 'none'",
                 type=value.type[:60],
             )
         return value
@@ -120,9 +120,9 @@ class CountTokensRequest(ExtensionFields):
     def _known_thinking(cls, value: Thinking | None) -> Thinking | None:
         if value is not None and value.type not in _THINKING:
             raise unsupported(
-                "thinking of type '{type}' is not served; {served} are",
+                "thinking type '{type}' is not supported; use one of {supported}",
                 type=value.type[:60],
-                served=", ".join(f"'{name}'" for name in _THINKING),
+                supported=", ".join(f"'{name}'" for name in _THINKING),
             )
         return value
 
@@ -130,14 +130,14 @@ class CountTokensRequest(ExtensionFields):
     @classmethod
     def _text_only(cls, value: OutputConfig | None) -> OutputConfig | None:
         if value is not None and value.format is not None:
-            raise unsupported("output_config.format is not served; leave it out")
+            raise unsupported("output_config.format is not supported; leave it out")
         return value
 
     @field_validator("mcp_servers", "output_format")
     @classmethod
-    def _not_served(cls, value: object) -> object:
+    def _must_be_missing(cls, value: object) -> object:
         if value not in (None, []):
-            raise unsupported("this is not served; leave it out")
+            raise unsupported("the field is not supported; leave it out")
         return value
 
     @model_validator(mode="after")
@@ -149,19 +149,19 @@ class CountTokensRequest(ExtensionFields):
         return self
 
     def conversation(self) -> Conversation:
-        """Build what the prompt is made of. An assistant's text at the end is gone on with.
+        """Build the input of the prompt builder. An assistant's text at the end is continued.
 
         Raises:
-            InvalidRequest: A block is of a kind that is not served in its place.
+            InvalidRequest: A block is not supported in its place.
         """
         effort = self.output_config.effort if self.output_config is not None else None
         last = self.messages[-1]
         has_calls = not isinstance(last.content, str) and any(
             isinstance(block, ToolUseBlock) for block in last.content
         )
-        said = chat_messages(self.system, self.messages)
-        conversation = self.converse(
-            [one.message for one in said],
+        marked = chat_messages(self.system, self.messages)
+        conversation = self.build_conversation(
+            [item.message for item in marked],
             [_as_function(tool) for tool in self.tools or []],
             effort=effort,
             default_thinking=_THINKING[self.thinking.type] if self.thinking is not None else None,
@@ -169,14 +169,16 @@ class CountTokensRequest(ExtensionFields):
         )
         return replace(
             conversation,
-            marked_messages=frozenset(i for i, one in enumerate(said) if one.is_marked),
-            marked_texts=frozenset((i, at) for i, one in enumerate(said) for at in one.marked_at),
+            marked_messages=frozenset(i for i, item in enumerate(marked) if item.is_marked),
+            marked_texts=frozenset(
+                (i, at) for i, item in enumerate(marked) for at in item.marked_at
+            ),
             marks_tools=any(tool.cache_control is not None for tool in self.tools or []),
         )
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):
-    """A request for the next message. A field that is null counts as missing."""
+    """A request for the next message. A null field counts as missing."""
 
     max_tokens: int = Field(ge=1)
     stop_sequences: list[StopString] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
@@ -186,7 +188,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
         """Build the parameters of the generation; missing sampling fields take ``defaults``.
 
         Raises:
-            InvalidRequest: A block is of a kind that is not served in its place.
+            InvalidRequest: A block is not supported in its place.
         """
         return GenerationParams(
             conversation=self.conversation(),
@@ -200,7 +202,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
 
 
 def _as_function(tool: Tool) -> dict[str, Any]:
-    """The tool as a chat names it, its keys in the order in which clients of chats write them."""
+    """Convert a tool to a chat function, with the key order of chat clients."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

@@ -1,6 +1,6 @@
-"""The bodies that the Messages API answers with, whole or as events.
+"""The response bodies of the Messages API, whole or as events.
 
-Owns the documented shapes and how an answer becomes one of them.
+Owns the documented models and the encoding of an answer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvreg_service.api.generation.output import GenerationOutput, OutputPart, Te
 from kvreg_service.api.generation.usage import KvregUsage, ResponseTimings, reuse_of
 from kvreg_service.core.labels import FinishReason
 
-# Clients send it back unread, and some drop reasoning that has none. Nothing is signed here.
+# A placeholder: some clients discard thinking blocks without a signature.
 _SIGNATURE = "kvreg"
 
 
-class AnsweredBlock(BaseModel):
-    """A block of the answer; which fields it has depends on its type."""
+class ResponseBlock(BaseModel):
+    """A block of the answer; its type determines its fields."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: str | None = None
@@ -40,7 +40,7 @@ class OutputTokensDetails(BaseModel):
 
 
 class MessagesUsage(BaseModel):
-    """The tokens of one request. ``input_tokens`` and the cached ones add up to the prompt."""
+    """The tokens of one request. ``input_tokens`` and the cached tokens add up to the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: Literal[0]
@@ -50,14 +50,14 @@ class MessagesUsage(BaseModel):
     kvreg: KvregUsage
 
 
-class AnsweredMessage(BaseModel):
-    """A complete response."""
+class ResponseMessage(BaseModel):
+    """A response that is not streamed."""
 
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[AnsweredBlock]
+    content: list[ResponseBlock]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessagesUsage
@@ -65,15 +65,15 @@ class AnsweredMessage(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """The length of a prompt."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int
 
 
 class MessageEncoder:
-    """Writes one answer as a message. Implements `ResponseEncoder`.
+    """Encodes one answer as a message. Implements `ResponseEncoder`.
 
-    Owns which block of a stream is open.
+    Owns the open block of a stream.
     """
 
     keep_alive = sse_event("ping", {"type": "ping"})
@@ -86,7 +86,7 @@ class MessageEncoder:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names the request twice: as kvreg does it, and as clients of this API look for it."""
+        """The id of the request, in kvreg's header and in Anthropic's."""
         return {"X-Request-Id": self.request_id, "request-id": self.request_id}
 
     def encode_body(self, output: GenerationOutput) -> dict[str, Any]:
@@ -110,14 +110,14 @@ class MessageEncoder:
         }
 
     def encode_start(self, output: GenerationOutput) -> Iterator[bytes]:
-        """The message without its content, and a first ping, as clients know it."""
+        """The message without its content, and a ping."""
         yield sse_event(
             "message_start", {"type": "message_start", "message": self._message(output)}
         )
         yield self.keep_alive
 
     def encode_part(self, part: OutputPart) -> Iterator[bytes]:
-        """A delta, with the beginnings and ends of blocks where the kind changes."""
+        """A delta, and the start and stop events of blocks if the type changes."""
         kind = _type_of(part)
         if self._open != kind:
             yield from self._close()
@@ -126,13 +126,13 @@ class MessageEncoder:
         if isinstance(part, ToolCallPart):
             for text in part.call.argument_pieces():
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
-            # It is complete: its client need not wait for what follows to run it.
+            # The call is complete: the client can run it at once.
             yield from self._close()
         else:
             yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
     def encode_end(self, output: GenerationOutput) -> Iterator[bytes]:
-        """The end of the last block, the reason and the final numbers, and the end."""
+        """The end of the last block, the stop reason with the final usage, and the end."""
         yield from self._close()
         end = {
             "type": "message_delta",
@@ -144,7 +144,7 @@ class MessageEncoder:
         yield sse_event("message_stop", {"type": "message_stop"})
 
     def encode_error(self, error: Exception) -> bytes:
-        """The event that ends a stream which failed."""
+        """The last event of a stream that failed."""
         return sse_event("error", messages_body_of(error))
 
     def _message(self, output: GenerationOutput) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _stop_of(output: GenerationOutput) -> dict[str, str | None]:
 
 
 def _usage_of(output: GenerationOutput) -> dict[str, Any]:
-    """Count as this API does: what was cached is no part of ``input_tokens``."""
+    """Build the ``usage`` of a response. ``input_tokens`` excludes cached tokens."""
     admission = output.admission
     assert admission is not None, "the usage is known after the first event"
     return {

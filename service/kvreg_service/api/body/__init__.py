@@ -1,1 +1,1 @@
-"""Where a body is read and checked: limits, shapes, and the fields that both APIs have."""
+"""Request bodies: reading within a limit, validation, and the fields that both APIs share."""

@@ -1,4 +1,4 @@
-"""How routes that read their own bodies describe them in the OpenAPI document."""
+"""The OpenAPI schemas of routes that read their bodies themselves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvreg_service.api.body.request_body import RequestBody
 REF_TEMPLATE = "#/components/schemas/{model}"
 
 NOTHING: JsonDict = {"type": "null"}
-"""The schema of a field that is known only to be refused."""
+"""The schema of a field for which only null is accepted."""
 
 
 def body_schema(model: type[RequestBody]) -> dict[str, Any]:
-    """Build a route's ``openapi_extra`` that says which body it reads."""
+    """Build the ``openapi_extra`` of a route that reads this body."""
     schema = {"$ref": REF_TEMPLATE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def answer_schema(model: type[RequestBody]) -> dict[str, Any]:
-    """Build the same for a route that also reads the headers which stand for fields."""
+def generation_schema(model: type[RequestBody]) -> dict[str, Any]:
+    """Build the ``openapi_extra`` of a route that also reads the extension headers."""
     parameters = [
         {"name": name, "in": "header", "required": False, "schema": schema}
         for name, schema in HEADER_SCHEMAS.items()

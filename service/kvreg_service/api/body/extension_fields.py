@@ -1,4 +1,4 @@
-"""The fields of a body that no cloud service has: thinking, templates, reuse and retention."""
+"""The body fields of kvreg that extend both APIs: thinking, templates, reuse and retention."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvreg_service.api.body.request_body import RequestBody, unsupported
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.request import CachePolicy
 
-# As many as Anthropic allows. Each one has the conversation up to it encoded once more.
+# Anthropic's limit. Each mark costs one more tokenisation of the conversation up to it.
 MAX_MARKS = 4
 _THINKING_SWITCHES = ("enable_thinking", "preserve_thinking")
 
 
 class ExtensionFields(RequestBody):
-    """What kvreg adds to either API. A field beside ``chat_template_kwargs`` wins over it."""
+    """kvreg's own fields. They take precedence over the same names in ``chat_template_kwargs``."""
 
     enable_thinking: bool | None = None
     preserve_thinking: bool | None = None
@@ -35,8 +35,13 @@ class ExtensionFields(RequestBody):
     @classmethod
     def _switches_are_flags(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         for name in _THINKING_SWITCHES:
-            if not isinstance((value or {}).get(name), bool | None):
-                raise unsupported("'{name}' is neither true nor false", name=name)
+            flag = (value or {}).get(name)
+            if not isinstance(flag, bool | None):
+                raise unsupported(
+                    "{name} must be true, false or null (got a {type})",
+                    name=name,
+                    type=type(flag).__name__,
+                )
         return value
 
     @model_validator(mode="after")
@@ -49,7 +54,7 @@ class ExtensionFields(RequestBody):
 
     @property
     def cache_policy(self) -> CachePolicy:
-        """How the request may use the cache."""
+        """How the request may use the prefix cache."""
         return CachePolicy(
             retain=self.retain_prefix is not False and not self.prompt_cache_read_only,
             may_reuse=self.cache_prompt is not False,
@@ -57,18 +62,20 @@ class ExtensionFields(RequestBody):
             ttl_s=self.cache_ttl_s,
         )
 
-    def completed_by(self, headers: ExtensionHeaders) -> Self:
-        """Return the same body with what it leaves out taken from the headers."""
-        said = {
+    def with_headers(self, headers: ExtensionHeaders) -> Self:
+        """Return a copy whose missing fields are filled from the headers."""
+        values_by_header = {
             "retain_prefix": (self.retain_prefix, self.prompt_cache_read_only),
             "cache_prompt": (self.cache_prompt,),
             "cache_ttl_s": (self.cache_ttl_s,),
             "priority": (self.priority,),
         }
-        left_out = [name for name, values in said.items() if all(x is None for x in values)]
-        return self.model_copy(update={name: getattr(headers, name) for name in left_out})
+        missing = [
+            name for name, values in values_by_header.items() if all(x is None for x in values)
+        ]
+        return self.model_copy(update={name: getattr(headers, name) for name in missing})
 
-    def converse(
+    def build_conversation(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
@@ -77,10 +84,10 @@ class ExtensionFields(RequestBody):
         default_thinking: bool | None,
         continue_final_message: bool,
     ) -> Conversation:
-        """Build what the prompt is made of.
+        """Build the input of the prompt builder.
 
-        ``effort`` becomes the template variable ``reasoning_effort``; ``default_thinking`` counts
-        where neither switch is set.
+        ``effort`` becomes the template variable ``reasoning_effort``. ``default_thinking`` applies
+        if ``enable_thinking`` is set neither as a field nor in ``chat_template_kwargs``.
         """
         variables = dict(self.chat_template_kwargs or {})
         kwargs_thinking, kwargs_preserve = (variables.pop(x, None) for x in _THINKING_SWITCHES)
@@ -101,10 +108,10 @@ def _first_set(*switches: bool | None) -> bool | None:
 
 
 def require_few_marks(num_marks: int, name: str) -> None:
-    """Refuse a body that marks more places than are served, for use in a validator."""
+    """Refuse a body with more than ``MAX_MARKS`` marks. For use in a validator."""
     if num_marks > MAX_MARKS:
         raise unsupported(
-            "{name} stands in {count} places, and at most {limit} are served",
+            "{name} is set in {count} places; at most {limit} are supported",
             name=name,
             count=num_marks,
             limit=MAX_MARKS,

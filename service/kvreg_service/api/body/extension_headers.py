@@ -1,6 +1,6 @@
-"""Headers that stand for fields of a body, for clients that cannot change what they send.
+"""Headers that set extension fields, for clients whose bodies cannot be changed.
 
-Owns their names and how their values are written. Their meaning and limits are those of the fields.
+Owns their names and the syntax of their values. Meaning and limits are those of the fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REUSE_HEADER = "x-kvreg-reuse-prefix"
 TTL_HEADER = "x-kvreg-cache-ttl-s"
 PRIORITY_HEADER = "x-kvreg-priority"
 
-# As JSON schemas, for the document of the API.
+# As JSON schemas, for the OpenAPI document.
 HEADER_SCHEMAS: Mapping[str, dict[str, object]] = {
     RETAIN_HEADER: {"type": "boolean"},
     REUSE_HEADER: {"type": "boolean"},
@@ -28,7 +28,7 @@ HEADER_SCHEMAS: Mapping[str, dict[str, object]] = {
 }
 
 _FLAGS = {"true": True, "false": False}
-# A number as JSON writes it; `float` reads more than that.
+# JSON's syntax; `float` accepts more, such as underscores and nan.
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _MAX_SHOWN_CHARACTERS = 60
@@ -36,7 +36,7 @@ _MAX_SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class ExtensionHeaders:
-    """What the headers of a request say; None where they say nothing."""
+    """The values of the extension headers of a request; None for a missing header."""
 
     retain_prefix: bool | None = None
     cache_prompt: bool | None = None
@@ -45,10 +45,10 @@ class ExtensionHeaders:
 
 
 def read_extension_headers(headers: Mapping[str, str]) -> ExtensionHeaders:
-    """Read the headers that are there.
+    """Parse the extension headers.
 
     Raises:
-        InvalidRequest: A value is not served; ``param`` names the header.
+        InvalidRequest: A value is invalid; ``param`` names the header.
     """
     return ExtensionHeaders(
         retain_prefix=_flag(headers, RETAIN_HEADER),

@@ -1,8 +1,8 @@
-"""Reads a JSON body within a limit and turns it into a typed model, or says what is wrong with it.
+"""Reads a JSON body within a limit and validates it against a pydantic model.
 
-Owns the difference between a malformed body (422: it has another shape) and one that asks for
-what is not served (400: the shape is right, a value is not). Used instead of the framework's own
-parsing, which reads bodies of any size and reports both cases alike.
+Owns the difference between a malformed body (422: a type is wrong or a field is missing) and an
+unsupported value (400: the types are right). Used instead of FastAPI's own parsing, which reads
+bodies of any size and reports both cases as 422.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvreg_service.core.errors import BodyTooLarge, InvalidRequest, Unprocessabl
 
 UNSUPPORTED = "unsupported_value"
 
-# Pydantic's error types for a value of the right type that lies outside what is served.
+# Pydantic's error types for a value of the right type that is not supported.
 _VALUE_ERRORS = frozenset(
     {
         UNSUPPORTED,
@@ -38,7 +38,7 @@ _VALUE_ERRORS = frozenset(
 _MAX_REPORTED = 5
 _MAX_SHOWN_CHARACTERS = 60
 _CONVERSATION = ("messages", "system")
-# Pydantic puts the tag of a union's member into a location; ours look like <this>.
+# Pydantic includes the tag of a union's member in the location; ours look like <text>.
 _TAG_MARK = "<"
 
 
@@ -52,7 +52,7 @@ BodyT = TypeVar("BodyT", bound=RequestBody)
 
 
 def unsupported(message: str, **values: Any) -> PydanticCustomError:
-    """Build the error of a validator that refuses a well-formed value; the status will be 400."""
+    """Build the error of a validator for an unsupported value; it results in status 400."""
     return PydanticCustomError(UNSUPPORTED, message, values or None)
 
 
@@ -60,16 +60,16 @@ async def read_body(request: Request, model: type[BodyT], *, max_bytes: int) -> 
     """Read and validate the body of one request.
 
     Raises:
-        BodyTooLarge: It has, or announces, more than ``max_bytes``; the rest is not read.
-        UnprocessableBody: It is not JSON, or not of the shape of ``model``.
-        InvalidRequest: The shape is right and a value is not served.
+        BodyTooLarge: The body or its Content-Length exceeds ``max_bytes``; the rest is not read.
+        UnprocessableBody: It is not JSON, or a field is missing or has the wrong type.
+        InvalidRequest: A value is not supported.
     """
     content_type = request.headers.get("content-type", "application/json")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnprocessableBody(
-            f"the content type is {media_type[:_MAX_SHOWN_CHARACTERS]!r}; "
-            "this route reads application/json"
+            f"content type {media_type[:_MAX_SHOWN_CHARACTERS]!r} is not supported; "
+            "send application/json"
         )
     raw = await _read_raw(request, max_bytes)
     try:
@@ -79,8 +79,8 @@ async def read_body(request: Request, model: type[BodyT], *, max_bytes: int) -> 
 
 
 async def _read_raw(request: Request, max_bytes: int) -> bytes:
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > max_bytes:
+    content_length = request.headers.get("content-length", "0")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
     async for chunk in request.stream():
@@ -92,7 +92,7 @@ async def _read_raw(request: Request, max_bytes: int) -> bytes:
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"the body is longer than the {max_bytes} bytes that are read", max_body_bytes=max_bytes
+        f"the body exceeds the limit of {max_bytes} bytes", max_body_bytes=max_bytes
     )
 
 
@@ -110,11 +110,11 @@ def _describe(error: ValidationError) -> InvalidRequest:
 def _describe_one(item: ErrorDetails) -> str:
     name = _name_of(item)
     shown = ""
-    # Text of a conversation never appears in an error: only short scalars of other fields do.
+    # Errors show numbers and flags, and strings only of fields that hold no conversation text.
     if isinstance(item["input"], bool | int | float) or (
         isinstance(item["input"], str) and not name.startswith(_CONVERSATION) and name
     ):
-        # As JSON, which tells the text "5" from the number.
+        # As JSON, so that the string "5" differs from the number 5.
         value = json.dumps(item["input"], ensure_ascii=False)
         shown = f" (got {value[:_MAX_SHOWN_CHARACTERS]})"
     return (f"{name}: " if name else "") + item["msg"] + shown

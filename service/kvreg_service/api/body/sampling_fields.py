@@ -1,4 +1,4 @@
-"""The fields of a body that choose tokens, with their limits; the same in either API."""
+"""The sampling fields of both APIs, with their limits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MAX_BIASED_TOKENS = 1024
 
 
 class SamplingFields(RequestBody):
-    """How the next token is chosen. What is left out takes the model's default."""
+    """Sampling parameters. A missing field takes the model's default."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    # Some clients write -1 for "off".
+    # -1 means "off", as in vLLM.
     top_k: int | None = Field(default=None, ge=-1, le=1_000_000)
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -33,11 +33,11 @@ class SamplingFields(RequestBody):
     def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key in value or {}:
             if not (key.isascii() and key.isdecimal() and len(key) < 12):
-                raise unsupported("'{key}' is not a token id", key=key[:60])
+                raise unsupported("key '{key}' is not a token id", key=key[:60])
         return value
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """Build the sampling parameters; what the client left out comes from ``defaults``."""
+        """Build the sampling parameters; missing fields come from ``defaults``."""
         top_k = self.top_k if self.top_k is None or self.top_k > 0 else None
         return SamplingParams(
             temperature=_or(self.temperature, defaults.temperature),

@@ -1,4 +1,4 @@
-"""The model that is served, and the check of a request's ``model`` against it."""
+"""The served model, and the check of a request's ``model`` against it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ServedModel:
     created_s: int
 
     def require(self, model: str) -> None:
-        """Refuse a request for another model.
+        """Check the ``model`` of a request.
 
         Raises:
-            ModelNotFound: ``model`` is not the one that is served.
+            ModelNotFound: ``model`` is not the served model.
         """
         if model != self.model_id:
             raise ModelNotFound(
-                f"the model '{model[:_MAX_SHOWN_CHARACTERS]}' is not served here; "
-                f"'{self.model_id}' is",
+                f"model '{model[:_MAX_SHOWN_CHARACTERS]}' does not exist; "
+                f"this engine serves '{self.model_id}'",
                 param="model",
             )

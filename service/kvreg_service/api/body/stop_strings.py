@@ -1,4 +1,4 @@
-"""Stop strings: the same limits in both APIs."""
+"""Stop strings, with the limits of both APIs."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from pydantic import Field
 MAX_STOP_STRINGS = 16
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-"""A text that ends the answer when the model writes it."""
+"""A string at which generation stops."""

@@ -1,1 +1,1 @@
-"""The chat completions API: its bodies, in and out, and its route."""
+"""OpenAI's chat completions API: request and response bodies, and the route."""

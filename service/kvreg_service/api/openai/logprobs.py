@@ -1,4 +1,4 @@
-"""The ``logprobs`` of a chat completion: their shapes, and how reports of tokens become them."""
+"""The ``logprobs`` of a chat completion: their models, and how token reports become them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 from kvreg_service.engine.interface.generation import SpelledToken, TokenReport
 
-# JSON has no infinity; OpenAI writes the same for a token that cannot be.
-_IMPOSSIBLE = -9999.0
+# JSON has no infinity; OpenAI uses this value for a probability of 0.
+_MIN_LOGPROB = -9999.0
 
 
 class TopLogprob(BaseModel):
-    """A token that could have been chosen. It may be half a character; ``bytes`` is exact."""
+    """A candidate token. It may be part of a character; ``bytes`` is exact."""
 
     token: str
     logprob: float
@@ -23,13 +23,13 @@ class TopLogprob(BaseModel):
 
 
 class ContentLogprob(TopLogprob):
-    """A token that was chosen, beside the most likely ones."""
+    """The chosen token, with the most likely candidates."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChoiceLogprobs(BaseModel):
-    """The tokens of an answer, without its reasoning."""
+    """The log probabilities of an answer, without its reasoning."""
 
     content: list[ContentLogprob]
     refusal: None = None
@@ -47,6 +47,6 @@ def logprobs_of(reports: Iterable[TokenReport]) -> dict[str, Any]:
 def _entry(token: SpelledToken) -> dict[str, Any]:
     return {
         "token": token.spelling.decode("utf-8", errors="replace"),
-        "logprob": token.logprob if math.isfinite(token.logprob) else _IMPOSSIBLE,
+        "logprob": token.logprob if math.isfinite(token.logprob) else _MIN_LOGPROB,
         "bytes": list(token.spelling),
     }

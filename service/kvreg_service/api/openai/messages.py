@@ -1,7 +1,7 @@
-"""The shape of the messages in a chat completion request.
+"""The messages of a chat completion request.
 
-Owns types only. What a message may contain, and the one form that templates read, is decided by
-``chat.messages``; so a wrong type is a malformed body, and a wrong role or part a refused value.
+Owns types only: a wrong type is a malformed body. ``chat.messages`` validates roles and parts, and
+converts the messages to those that templates read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvreg_service.api.body.request_body import RequestBody
 
 
 class ContentPart(RequestBody):
-    """One part of a message. Only parts of text are served."""
+    """A part of a message. Only text is supported."""
 
     type: str = Field(json_schema_extra={"enum": ["text", "input_text", "output_text"]})
     text: str | None = None
@@ -31,14 +31,14 @@ Content = Annotated[
 
 
 class FunctionCall(RequestBody):
-    """The name and the arguments of a call: a JSON text, or the object itself."""
+    """The name and arguments of a tool call: a JSON string, or the object itself."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(RequestBody):
-    """One call that an earlier answer made."""
+    """A tool call of an earlier answer."""
 
     function: FunctionCall
     id: str | None = None
@@ -46,9 +46,9 @@ class ToolCall(RequestBody):
 
 
 class ChatMessage(RequestBody):
-    """One message of the conversation, as clients write it or echo it.
+    """A message of the conversation.
 
-    ``cache_anchor`` asks that the conversation up to here be kept for others that begin alike.
+    ``cache_anchor`` marks the conversation up to this message as a prefix that others share.
     """
 
     role: str = Field(

@@ -1,8 +1,8 @@
 """The body of ``POST /v1/chat/completions``: every field that is read, with its limits.
 
-Owns which fields are used, ignored or refused. ``IGNORED_FIELDS`` names those of OpenAI that have
-no effect here; any other unknown field is ignored as well, because clients send many. What cannot
-be done is refused with the field, its value and what is supported, never silently done otherwise.
+Owns which fields are used, ignored or refused. ``IGNORED_FIELDS`` are OpenAI's fields without
+effect; unknown fields are ignored as well, because clients send many. An unsupported value is
+refused with the field, the value and what is supported, and never replaced silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvreg_service.api.openai.messages import ChatMessage
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.sampling_params import SamplingParams
 
-# Accepted from any client and without effect: bookkeeping, hints and placements of a cloud service.
+# Accepted without effect: bookkeeping, hints and routing of a cloud service.
 IGNORED_FIELDS = (
     "metadata",
     "moderation",
@@ -52,13 +52,13 @@ _TOOL_SCHEMA: JsonDict = {
 
 
 class StreamOptions(RequestBody):
-    """Options of a streamed answer."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
 
 
 class ResponseFormat(RequestBody):
-    """The form of the answer; only ``text`` is served."""
+    """The format of the answer; only ``text`` is supported."""
 
     type: str = Field(json_schema_extra={"enum": ["text"]})
 
@@ -75,7 +75,7 @@ Stop = Annotated[
 
 
 class ChatRequest(SamplingFields, ExtensionFields):
-    """A chat completion request. A field that is null counts as missing."""
+    """A chat completion request. A null field counts as missing."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
@@ -95,7 +95,7 @@ class ChatRequest(SamplingFields, ExtensionFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
-    # Known only to be refused when they ask for what is not served.
+    # Only the values without effect are supported.
     n: int | None = Field(default=None, json_schema_extra={"enum": [1, None]})
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = Field(default=None, json_schema_extra={"enum": [["text"], None]})
@@ -108,7 +108,7 @@ class ChatRequest(SamplingFields, ExtensionFields):
     @classmethod
     def _one_choice(cls, value: int | None) -> int | None:
         if value not in (None, 1):
-            raise unsupported("one choice per request is served; send 1 or several requests")
+            raise unsupported("one choice per request is supported; send 1, or several requests")
         return value
 
     @field_validator("response_format")
@@ -116,36 +116,36 @@ class ChatRequest(SamplingFields, ExtensionFields):
     def _text_only(cls, value: ResponseFormat | None) -> ResponseFormat | None:
         if value is not None and value.type != "text":
             raise unsupported(
-                "the format '{type}' is not served; only 'text' is", type=value.type[:60]
+                "response format '{type}' is not supported; only 'text' is", type=value.type[:60]
             )
         return value
 
     @field_validator("modalities")
     @classmethod
-    def _no_sound(cls, value: list[str] | None) -> list[str] | None:
+    def _text_modality_only(cls, value: list[str] | None) -> list[str] | None:
         if value is not None and value != ["text"]:
-            raise unsupported("only ['text'] is served")
+            raise unsupported("only ['text'] is supported")
         return value
 
     @field_validator("audio", "web_search_options")
     @classmethod
-    def _not_served(cls, value: object) -> object:
+    def _must_be_missing(cls, value: object) -> object:
         if value is not None:
-            raise unsupported("this is not served; leave it out")
+            raise unsupported("the field is not supported; leave it out")
         return value
 
     @field_validator("functions", "function_call")
     @classmethod
     def _replaced_by_tools(cls, value: object) -> object:
         if value is not None:
-            raise unsupported("this older form is not served; use tools and tool_choice")
+            raise unsupported("the deprecated field is not supported; use tools and tool_choice")
         return value
 
     @field_validator("tool_choice")
     @classmethod
     def _free_choice(cls, value: object) -> object:
         if value not in (None, "auto", "none"):
-            raise unsupported("a forced tool call is not served; 'auto' and 'none' are")
+            raise unsupported("a forced tool call is not supported; use 'auto' or 'none'")
         return value
 
     @field_validator("tools")
@@ -155,7 +155,7 @@ class ChatRequest(SamplingFields, ExtensionFields):
             function = tool.get("function")
             if tool.get("type") != "function":
                 raise unsupported(
-                    "tool {number} is of type '{type}'; only 'function' is served",
+                    "tool {number} has the type '{type}'; only 'function' is supported",
                     number=number,
                     type=str(tool.get("type"))[:60],
                 )
@@ -170,35 +170,35 @@ class ChatRequest(SamplingFields, ExtensionFields):
         return self
 
     @model_validator(mode="after")
-    def _tops_need_logprobs(self) -> Self:
+    def _top_logprobs_need_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise unsupported("top_logprobs needs logprobs = true")
         return self
 
     @property
     def token_limit(self) -> int | None:
-        """The smaller of the two limits a client may set, or None when it set none."""
+        """The smaller of the two token limits, or None if neither is set."""
         limits = [x for x in (self.max_tokens, self.max_completion_tokens) if x is not None]
         return min(limits, default=None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The texts at which the answer ends."""
+        """The stop strings of the request."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a streamed answer ends with OpenAI's extra usage chunk."""
+        """Whether a stream ends with OpenAI's extra usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def conversation(self) -> Conversation:
-        """Build what the prompt is made of.
+        """Build the input of the prompt builder.
 
-        ``reasoning_effort: none`` also turns thinking off where no switch says otherwise.
+        ``reasoning_effort: none`` also disables thinking, unless ``enable_thinking`` is set.
         """
-        conversation = self.converse(
+        conversation = self.build_conversation(
             [
                 message.model_dump(exclude_none=True, exclude={"cache_anchor"})
                 for message in self.messages

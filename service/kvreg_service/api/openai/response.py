@@ -1,7 +1,7 @@
-"""The bodies that a chat completion answers with, whole or in chunks.
+"""The response bodies of chat completions, whole or in chunks.
 
-Owns the documented shapes and how an answer becomes one of them. Chunks are built as plain dicts:
-they are made once per token.
+Owns the documented models and the encoding of an answer. Chunks are plain dicts, because one is
+built per token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvreg_service.engine.interface.generation import TokenReport
 
 
 class PromptTokensDetails(BaseModel):
-    """How much of the prompt was not computed again."""
+    """How much of the prompt was reused."""
 
     cached_tokens: int
 
@@ -45,35 +45,35 @@ class Usage(BaseModel):
     kvreg: KvregUsage
 
 
-class CalledFunction(BaseModel):
-    """A function and its arguments, which are the text of a JSON object."""
+class ResponseFunctionCall(BaseModel):
+    """The name and arguments of a tool call; the arguments are a JSON string."""
 
     name: str
     arguments: str
 
 
-class AnsweredToolCall(BaseModel):
-    """One call of a tool."""
+class ResponseToolCall(BaseModel):
+    """A tool call of the answer."""
 
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: ResponseFunctionCall
 
 
 class AnswerMessage(BaseModel):
     """The answer; a client may send it back unchanged.
 
-    ``content`` is null only beside tool calls.
+    ``content`` is null only if there are tool calls.
     """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | None = None
-    tool_calls: list[AnsweredToolCall] | None = None
+    tool_calls: list[ResponseToolCall] | None = None
 
 
 class Choice(BaseModel):
-    """The one choice of a response."""
+    """The only choice of a response."""
 
     index: Literal[0] = 0
     message: AnswerMessage
@@ -82,7 +82,7 @@ class Choice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """A complete response."""
+    """A response that is not streamed."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -94,7 +94,7 @@ class ChatCompletion(BaseModel):
 
 
 def usage_of(output: GenerationOutput) -> dict[str, Any]:
-    """Build the ``usage`` of a response. Every number is an integer, also on a miss."""
+    """Build the ``usage`` of a response. On a miss ``cached_tokens`` is 0, not null."""
     admission = output.admission
     assert admission is not None, "the usage is known after the first event"
     return {
@@ -108,18 +108,18 @@ def usage_of(output: GenerationOutput) -> dict[str, Any]:
 
 
 def finish_reason_of(output: GenerationOutput) -> str:
-    """The engine's reason, or ``tool_calls`` where the answer ended by itself behind calls."""
+    """The engine's finish reason, or ``tool_calls`` if the answer ended with tool calls."""
     assert output.finished is not None, "the finish reason is known after the last event"
     reason = output.finished.finish_reason
     return "tool_calls" if output.calls and reason is FinishReason.STOP else reason
 
 
 class ChatCompletionEncoder:
-    """Writes one answer as a chat completion. Implements `ResponseEncoder`.
+    """Encodes one answer as a chat completion. Implements `ResponseEncoder`.
 
-    Exactly one chunk carries ``usage`` and ``timings``: with ``includes_usage`` the extra one
-    without choices, as OpenAI does it, and otherwise the one with the finish reason. So whoever
-    adds up the usage of all chunks counts nothing twice.
+    Exactly one chunk has ``usage`` and ``timings``, so that clients may add up all chunks: with
+    ``includes_usage`` OpenAI's extra chunk without choices, otherwise the one with the finish
+    reason.
     """
 
     keep_alive = KEEP_ALIVE
@@ -135,7 +135,7 @@ class ChatCompletionEncoder:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names the request."""
+        """The id of the request."""
         return {"X-Request-Id": self.request_id}
 
     def encode_body(self, output: GenerationOutput) -> dict[str, Any]:
@@ -170,11 +170,11 @@ class ChatCompletionEncoder:
         }
 
     def encode_start(self, output: GenerationOutput) -> Iterator[bytes]:  # noqa: ARG002
-        """The first chunk: the role, and no text yet."""
+        """The first chunk: the role, without text."""
         yield self._chunk({"role": "assistant", "content": ""})
 
     def encode_part(self, part: OutputPart) -> Iterator[bytes]:
-        """More text, as content or as reasoning, or a call: its name first, then its arguments."""
+        """A delta of content or reasoning, or of a tool call: its name, then its arguments."""
         if not isinstance(part, ToolCallPart):
             field = "content" if part.kind == "content" else "reasoning_content"
             yield self._chunk({field: part.text}, reports=part.reports)
@@ -191,7 +191,7 @@ class ChatCompletionEncoder:
             yield self._chunk({"tool_calls": [delta]})
 
     def encode_end(self, output: GenerationOutput) -> Iterator[bytes]:
-        """The chunk with the finish reason, and the one with the usage when it was asked for."""
+        """The chunk with the finish reason, and the usage chunk if ``includes_usage``."""
         numbers: dict[str, Any] = {"usage": usage_of(output), "timings": output.timings()}
         reason, reports = finish_reason_of(output), output.take_reports()
         if self._includes_usage:
@@ -202,7 +202,7 @@ class ChatCompletionEncoder:
         yield DONE
 
     def encode_error(self, error: Exception) -> bytes:
-        """The event that ends a stream which failed."""
+        """The last event of a stream that failed."""
         return sse_event("error", body_of(error))
 
     def _chunk(
