@@ -1,8 +1,7 @@
-"""A real engine on the bundled model whose answers a test dictates, token by token.
+"""A real engine on the bundled model, with teacher forcing: a test gives the answers.
 
-The model computes everything as ever, states and KV included; only the choice of a token is
-replaced. So what an answer leaves behind is real, and what it says is whatever a test needs: the
-bundled model itself has never learned to call tools.
+The model computes states and KV as usual; only the sampled tokens are replaced. The bundled model
+was not trained to call tools.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from kvreg_service.settings import Settings
 
 @dataclass
 class Teacher:
-    """Dictates the next answers, in the order in which their requests arrive.
+    """Forces the next answers, in the order in which their requests arrive.
 
-    A request for which nothing is left to dictate is answered by the model.
+    When ``answers`` is empty, the model answers.
     """
 
     loaded: LoadedModel
@@ -42,7 +41,7 @@ class Teacher:
             self._tokens[request.request_id] = ids
 
     def correct(self, result: StepResult) -> None:
-        """Replace the tokens that the model chose by the dictated ones."""
+        """Replace the tokens that the model chose by those of the given answer."""
         for request_id in result.sampled:
             if self._tokens.get(request_id):
                 result.sampled[request_id] = self._tokens[request_id].pop(0)

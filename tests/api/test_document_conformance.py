@@ -1,7 +1,7 @@
 """Requests generated from the OpenAPI document get the documented responses.
 
-Requests are made up from the document, the same ones in every run. The names of the model and of
-what is kept are put right, because otherwise hardly any would get beyond the first refusal.
+The generated requests are the same in every run. Model names and ids are replaced by existing ones,
+because otherwise almost every request would be refused.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CHECKS = [
 SAME_IN_EVERY_RUN = settings(
     derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
-# It would end the server of the other cases.
-LEFT_OUT = r"^/admin/drain$"
+# A draining engine would refuse the requests of all other cases.
+EXCLUDED_PATHS = r"^/admin/drain$"
 
 ENGINE = FakeEngine()
 SCHEMA = schemathesis.openapi.from_asgi(
@@ -57,11 +57,11 @@ SCHEMA = schemathesis.openapi.from_asgi(
         load_settings({"served_model_name": MODEL}),
         vocab_size=256,
     ),
-).exclude(path_regex=LEFT_OUT)
+).exclude(path_regex=EXCLUDED_PATHS)
 
 
 def use_existing_ids(case: schemathesis.Case, sequence_id: int | None) -> None:
-    """Replace generated ids by existing ones, and empty conversations by a message."""
+    """Replace generated ids by existing ones, limit the answer, and fill in missing contents."""
     for name, known in (("sequence_id", sequence_id), ("entry_id", 0)):
         if str(case.path_parameters.get(name)).isdecimal():
             case.path_parameters[name] = known

@@ -14,7 +14,7 @@ import pytest
 from kvreg_service.testing.fake_engine import FakeEngine, Script
 
 MODEL = "fake-model"
-# Everything at which str.splitlines ends a line.
+# Every line separator of str.splitlines.
 TEXT = "a".join("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029") + "\r\n\n\U0001f600\u00e4"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 

@@ -1,7 +1,7 @@
 """Sampling over HTTP: seeds are reproducible in any batch, and no setting affects another request.
 
-The model is random and computes in fp64: no last bit of a batch reaches the choice of a token, and
-no answer ends before its limit.
+The model has random weights and computes in fp64, so that rounding in a batch does not change a
+token. No answer ends before its token limit.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Talker:
         return body | ({"tools": tools} if self._has_tools else {})
 
     async def ask(self, api: Api) -> tuple[int, int]:
-        """Add an answer to the conversation; return its prompt tokens and cached tokens."""
+        """Send the next request and add its answer; return its prompt and cached tokens."""
         path = "/v1/chat/completions" if api == "chat" else "/v1/messages"
         body = self.body(api) | {"max_tokens": 40, "temperature": 0}
         response = await self._client.post(path, json=body)

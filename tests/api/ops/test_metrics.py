@@ -76,9 +76,6 @@ async def connected(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-# The page.
-
-
 @pytest.mark.parametrize(
     ("accept", "content_type", "parse"),
     [
@@ -129,9 +126,6 @@ async def test_without_metrics_the_route_does_not_exist(
     async with connected(create_app(engine, prompt_builder, settings)) as client:
         assert (await client.get("/metrics")).status_code == 404
         assert (await client.post(CHAT, json={})).status_code == 422
-
-
-# Refusals.
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
@@ -220,9 +214,6 @@ async def test_request_that_generates_nothing_is_no_refusal(
     ]
     assert all(answer.status_code >= 400 for answer in answers)
     assert of(await scrape(client), "refused_requests_total") == {}
-
-
-# A real engine.
 
 
 @pytest.fixture
