@@ -101,13 +101,13 @@ def test_page_shows_the_last_requests_with_their_path(mixed: Served, page: Page)
     for row, request in zip(rows, requests, strict=True):
         assert request["request_id"] in row
         assert request["reuse_path"].replace("_", " ") in row
-        assert f"{request['cached_tokens']} kept + {request['computed_tokens']}" in row
+        assert f"{request['cached_tokens']} cached + {request['computed_tokens']} computed" in row
 
 
 def test_page_follows_the_server(serve: Serve, page: Page) -> None:
     with serve() as server:
         page.open(f"{server.url}/ui")
-        page.wait_for_text("None has ended yet.", "#requests")
+        page.wait_for_text("No request has ended yet.", "#requests")
         server.ask([{"role": "user", "content": "Hi"}])
         page.wait_for_text("full reset", "#requests")
 
@@ -213,11 +213,11 @@ def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page:
         server.mix(key="sk-a", num_sessions=2, num_turns=1)
         server.ask([{"role": "user", "content": "Hi"}], key="sk-b")
         page.open(f"{server.url}/ui")
-        page.wait_for_text("needs an API key")
+        page.wait_for_text("requires an API key")
         assert page.evaluate("document.getElementById('shown').checkVisibility()") is False
 
         enter_key(page, "sk-wrong")
-        page.wait_for_text("does not know this key")
+        page.wait_for_text("rejected this key")
 
         enter_key(page, "sk-a")
         page.wait_for_text("serving", "#status")
@@ -229,7 +229,7 @@ def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page:
         page.wait_for_text("serving", "#status")
 
         page.evaluate("document.getElementById('forget-key').click()")
-        page.wait_for_text("needs an API key")
+        page.wait_for_text("requires an API key")
         # Not even hidden.
         assert "alpha" not in page.evaluate("document.documentElement.textContent")
         enter_key(page, "sk-b")
@@ -241,7 +241,7 @@ def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page:
 def test_key_is_kept_in_the_tab_only(serve: Serve, page: Page) -> None:
     with serve(api_keys=KEYS) as server:
         page.open(f"{server.url}/ui")
-        page.wait_for_text("needs an API key")
+        page.wait_for_text("requires an API key")
         enter_key(page, "sk-a")
         page.wait_for_text("serving", "#status")
         kept = page.evaluate(
@@ -257,9 +257,9 @@ def test_key_is_kept_in_the_tab_only(serve: Serve, page: Page) -> None:
 def test_key_that_no_header_can_carry_is_refused(serve: Serve, page: Page) -> None:
     with serve(api_keys=KEYS) as server:
         page.open(f"{server.url}/ui")
-        page.wait_for_text("needs an API key")
+        page.wait_for_text("requires an API key")
         enter_key(page, "Schlüssel")
-        page.wait_for_text("does not know this key")
+        page.wait_for_text("rejected this key")
 
 
 def enter_key(page: Page, key: str) -> None:
@@ -278,7 +278,7 @@ def test_page_says_that_the_server_is_draining(serve: Serve, page: Page) -> None
         page.wait_for_text("serving", "#status")
         server.http.post(f"{server.url}/admin/drain").raise_for_status()
         page.wait_for_text("draining", "#status")
-        assert "takes nothing new" in page.text("#notice")
+        assert "accepts no new ones" in page.text("#notice")
 
 
 def test_page_says_that_the_server_is_gone_and_that_what_it_shows_is_old(
@@ -289,7 +289,7 @@ def test_page_says_that_the_server_is_gone_and_that_what_it_shows_is_old(
         page.open(f"{server.url}/ui")
         page.wait_for_text("full reset", "#requests")
     page.wait_for_text("unreachable", "#status")
-    assert "What is shown is from" in page.text("#notice")
+    assert "The data shown is from" in page.text("#notice")
     assert "full reset" in page.text("#requests")
     assert page.evaluate("document.getElementById('shown').className") == "old"
 

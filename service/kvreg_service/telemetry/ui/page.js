@@ -1,5 +1,5 @@
 "use strict";
-// Polls the server every two seconds. Values are shown as text, never as markup.
+// Polls the state of the server every two seconds. Values are rendered as text, never as markup.
 
 const INTERVAL_MS = 2000;
 const TIMEOUT_MS = 6000;
@@ -12,15 +12,15 @@ const SHOWN = [
 ];
 let lastSeen = null;
 
-class Refused extends Error {}
-class Failed extends Error {}
+class Unauthorized extends Error {}
+class RequestFailed extends Error {}
 
 // Formatting.
 
 const count = (value) => (value ?? 0).toLocaleString("en");
-const part = (value, of) => (of > 0 ? `${((100 * value) / of).toFixed(value % of === 0 ? 0 : 1)} %` : "–");
+const percent = (value, of) => (of > 0 ? `${((100 * value) / of).toFixed(value % of === 0 ? 0 : 1)} %` : "–");
 const clock = (date) => date.toLocaleTimeString("en-GB");
-const many = (value, noun) => `${count(value)} ${value === 1 ? noun : noun.replace(/y$/, "ie") + "s"}`;
+const plural = (value, noun) => `${count(value)} ${value === 1 ? noun : noun.replace(/y$/, "ie") + "s"}`;
 const words = (name) => name.replaceAll("_", " ");
 
 function span(seconds) {
@@ -43,7 +43,7 @@ function bytes(value) {
 function make(name, className, ...children) {
   const element = document.createElement(name);
   if (className) element.className = className;
-  // Strings become text nodes.
+  // append() makes text nodes of strings.
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
 }
@@ -67,7 +67,7 @@ function track(value, of) {
 const bar = (name, value, of, text) =>
   make("div", "bar", make("div", "", make("span", "", name), make("span", "number", text)), track(value, of));
 
-// A column is [label, class, function of a row]; a column that is empty in all rows is left out.
+// A column is [label, class, function of a row]. Columns that are empty in every row are omitted.
 function table(columns, rows, nothing) {
   if (rows.length === 0) return make("p", "quiet", nothing);
   const shown = rows.map((row) => columns.map(([, , show]) => [show(row)].flat().filter((x) => x !== null && x !== "")));
@@ -83,12 +83,12 @@ function table(columns, rows, nothing) {
   return make("table", "", make("thead", "", head), make("tbody", "", ...lines));
 }
 
-// The sections of the page.
+// Tables, tiles and bars.
 
 const KINDS = { prefill: "mark", decode: "good", finished: "good", failed: "bad", cancelled: "warn" };
 const ago = (seconds) => (seconds < 1 ? "now" : `${span(seconds)} ago`);
 
-function promises(place) {
+function retention(place) {
   return [
     place.pinned_for_s == null ? null : tag(`pinned for ${span(place.pinned_for_s)}`, "mark"),
     place.expires_in_s == null ? null : tag(`expires in ${span(place.expires_in_s)}`, "warn"),
@@ -112,7 +112,7 @@ const LANES = [
   ["Pages", "number", pages],
   ["Last used", "number", (p) => (p.sequence_id == null ? "" : ago(p.age_s))],
   ["Request", "wide", (p) => (p.request_id ? identifier(p.request_id) : "")],
-  ["Promises", "wide", promises],
+  ["Retention", "wide", retention],
 ];
 const ENTRIES = [
   ["Entry", "", (p) => String(p.entry_id)],
@@ -123,29 +123,28 @@ const ENTRIES = [
   ["Pages", "number", pages],
   ["Size", "number", (p) => bytes(p.bytes)],
   ["Value", "number", (p) => p.value.toPrecision(3)],
-  ["Came back", "number", (p) => `${count(p.num_hits)} ×`],
+  ["Hits", "number", (p) => count(p.num_hits)],
   ["Last used", "number", (p) => ago(p.idle_s)],
-  ["Promises", "wide", promises],
+  ["Retention", "wide", retention],
 ];
-const ANCHORS = [["Anchor", "", (p) => String(p.anchor_id)], ...ENTRIES.slice(1)].map(([label, ...rest]) =>
-  [label === "Came back" ? "Used" : label, ...rest]);
+const ANCHORS = [["Anchor", "", (p) => String(p.anchor_id)], ...ENTRIES.slice(1)];
 
 function prompt(r) {
   if (r.cached_tokens == null) return count(r.prompt_tokens);
-  const made = below(`${count(r.cached_tokens)} kept + ${count(r.computed_tokens)}`);
+  const made = below(`${count(r.cached_tokens)} cached + ${count(r.computed_tokens)} computed`);
   return [count(r.prompt_tokens), made, track(r.cached_tokens, r.prompt_tokens)];
 }
 
 const REQUESTS = [
-  ["When", "short", (r) => [clock(new Date(Date.now() - 1000 * r.ended_ago_s)), below(ago(r.ended_ago_s))]],
+  ["Ended", "short", (r) => [clock(new Date(Date.now() - 1000 * r.ended_ago_s)), below(ago(r.ended_ago_s))]],
   ["Tenant", "name", tenant],
   ["Outcome", "", (r) => tag(r.error_code ?? (r.outcome === "finished" ? r.finish_reason ?? "" : r.outcome), KINDS[r.outcome])],
-  ["Began at", "", (r) => (r.reuse_path ? [words(r.reuse_path), r.attach === "none" ? null : below(`from ${r.attach}`)] : "no lane")],
+  ["Reuse path", "", (r) => (r.reuse_path ? [words(r.reuse_path), r.attach === "none" ? null : below(`from ${r.attach}`)] : "no lane")],
   ["Tail", "short", (r) => r.tail],
   ["Prompt", "number", prompt],
-  ["Answer", "number", (r) => count(r.completion_tokens)],
-  ["First token", "number", (r) => span(r.ttft_s)],
-  ["Total", "number", (r) => span(r.total_s)],
+  ["Output", "number", (r) => count(r.completion_tokens)],
+  ["TTFT", "number", (r) => span(r.ttft_s)],
+  ["Duration", "number", (r) => span(r.total_s)],
   ["Request", "wide", (r) => identifier(r.request_id)],
 ];
 
@@ -156,21 +155,21 @@ function showTiles(registry, counts) {
   const started = Object.values(totals.requests_by_path).reduce((a, b) => a + b, 0);
   const reused = started - (totals.requests_by_path.full_reset ?? 0);
   fill("tiles",
-    tile(part(counts.returned, counts.requests), `assistant tail and registry hit: ${count(counts.returned)} of ${count(counts.requests)} requests`),
-    tile(part(counts.from_registry, counts.requests), `registry hits: ${count(counts.from_registry)} of ${count(counts.requests)} requests`),
-    tile(part(reused, started), `reused anything: ${count(reused)} of ${count(started)} that had a lane`),
-    tile(part(totals.cached_tokens, totals.cached_tokens + totals.computed_tokens), `of prompt tokens not computed again: ${count(totals.cached_tokens)}`),
-    tile(`${count(registry.running)} / ${count(registry.queued)}`, "running / waiting"),
+    tile(percent(counts.returned, counts.requests), `registry hits with assistant tail: ${count(counts.returned)} of ${count(counts.requests)} requests`),
+    tile(percent(counts.from_registry, counts.requests), `registry hits: ${count(counts.from_registry)} of ${count(counts.requests)} requests`),
+    tile(percent(reused, started), `prefix cache hits: ${count(reused)} of ${count(started)} admitted requests`),
+    tile(percent(totals.cached_tokens, totals.cached_tokens + totals.computed_tokens), `prompt tokens cached: ${count(totals.cached_tokens)} of ${count(totals.cached_tokens + totals.computed_tokens)}`),
+    tile(`${count(registry.running)} / ${count(registry.queued)}`, "running / queued"),
     tile(count(totals.failed), `failed; ${count(totals.finished)} finished, ${count(totals.cancelled)} cancelled`));
 }
 
 function showPlaces(registry) {
   const kept = (places) => places.filter((place) => place.state === "kept");
-  const note = (places, of) => `${kept(places).length} of ${of} kept`;
-  fill("lanes", table(LANES, registry.lanes, "None of yours."));
-  fill("entries", table(ENTRIES, kept(registry.entries), "Nothing is kept in an entry."));
-  fill("anchors", table(ANCHORS, kept(registry.anchors), "No head is kept."));
-  fill("lanes-note", `${registry.running} running, ${registry.queued} waiting`);
+  const note = (places, of) => `${kept(places).length} of ${of} in use`;
+  fill("lanes", table(LANES, registry.lanes, "No lane holds a request or sequence of this tenant."));
+  fill("entries", table(ENTRIES, kept(registry.entries), "No entry is in use."));
+  fill("anchors", table(ANCHORS, kept(registry.anchors), "No anchor is in use."));
+  fill("lanes-note", `${registry.running} running, ${registry.queued} queued`);
   fill("entries-note", note(registry.entries, registry.profile.entries));
   fill("anchors-note", note(registry.anchors, registry.profile.anchors));
 }
@@ -178,15 +177,15 @@ function showPlaces(registry) {
 function showCounts(registry) {
   const { pools, state_slots: slots, totals } = registry;
   fill("memory",
-    ...pools.map((p) => bar(`Pages, ${p.name}`, p.referenced, p.total, `${count(p.referenced)} of ${count(p.total)}`)),
+    ...pools.map((p) => bar(`Pages (${p.name})`, p.referenced, p.total, `${count(p.referenced)} of ${count(p.total)}`)),
     bar("State slots", slots.used, slots.total, `${count(slots.used)} of ${count(slots.total)}`));
   const paths = [...Object.entries(totals.requests_by_path), ["no_lane", totals.never_started]];
   const all = paths.reduce((sum, [, n]) => sum + n, 0);
-  fill("paths", ...paths.map(([name, n]) => bar(words(name), n, all, `${count(n)}, ${part(n, all)}`)));
+  fill("paths", ...paths.map(([name, n]) => bar(words(name), n, all, `${count(n)}, ${percent(n, all)}`)));
   const reasons = Object.entries(totals.evictions_by_reason).filter(([, n]) => n > 0);
-  const given = reasons.reduce((sum, [, n]) => sum + n, 0);
-  fill("evictions", ...(given === 0 ? [make("p", "quiet", "Nothing was given up.")]
-    : reasons.map(([name, n]) => bar(words(name), n, given, count(n)))));
+  const evicted = reasons.reduce((sum, [, n]) => sum + n, 0);
+  fill("evictions", ...(evicted === 0 ? [make("p", "quiet", "No evictions.")]
+    : reasons.map(([name, n]) => bar(words(name), n, evicted, count(n)))));
 }
 
 function show(registry, activity) {
@@ -194,34 +193,34 @@ function show(registry, activity) {
   document.title = `kvreg ${p.model}`;
   fill("model", p.model);
   fill("profile", [
-    p.profile ? `profile ${p.profile}` : null, many(p.lanes, "lane"), many(p.entries, "entry"), many(p.anchors, "anchor"),
+    p.profile ? `profile ${p.profile}` : null, plural(p.lanes, "lane"), plural(p.entries, "entry"), plural(p.anchors, "anchor"),
     `current state: ${p.current_state}`, `eviction: ${p.eviction}`, `context ${count(p.max_context_tokens)}`, p.device,
     `hash ${p.profile_hash}`,
   ].filter((text) => text !== null).join(" · "));
   showTiles(registry, activity.counts);
   showPlaces(registry);
   showCounts(registry);
-  fill("requests", table(REQUESTS, activity.requests, "None has ended yet."));
-  fill("requests-note", activity.requests.length ? `the newest ${activity.requests.length} that ended` : "");
+  fill("requests", table(REQUESTS, activity.requests, "No request has ended yet."));
+  fill("requests-note", activity.requests.length ? `the ${activity.requests.length} that ended last` : "");
 }
 
-// Requests to the server.
+// Polling.
 
 async function read(path) {
   const key = sessionStorage.getItem(KEY_NAME);
-  // Headers cannot contain other characters, and no key does.
-  if (key !== null && !/^[\x21-\x7e]+$/.test(key)) throw new Refused();
+  // An HTTP header cannot carry other characters, so no valid key contains any.
+  if (key !== null && !/^[\x21-\x7e]+$/.test(key)) throw new Unauthorized();
   const headers = key && path.startsWith("v1/") ? { Authorization: `Bearer ${key}` } : {};
   const response = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
-  if (response.status === 401) throw new Refused();
+  if (response.status === 401) throw new Unauthorized();
   if (!response.ok) {
     const body = await response.json().catch(() => null);
-    throw new Failed(body?.error?.message ?? `the server answers with status ${response.status}`);
+    throw new RequestFailed(body?.error?.message ?? `HTTP status ${response.status}`);
   }
   return response.json();
 }
 
-function say(kind, text, notice = "") {
+function setStatus(kind, text, notice = "") {
   byId("status").className = `status ${kind}`;
   fill("status", text);
   byId("notice").className = `notice ${kind}`;
@@ -234,17 +233,17 @@ function askForKey(hadKey) {
   byId("shown").hidden = true;
   byId("ask-key").hidden = false;
   byId("forget-key").hidden = true;
-  // Data of another key is cleared.
+  // Remove the data that the previous key gave access to.
   for (const id of SHOWN) fill(id);
   document.title = "kvreg";
-  say("warn", "locked", hadKey ? "The server does not know this key." : "");
+  setStatus("warn", "locked", hadKey ? "The server rejected this key." : "");
 }
 
 async function readHealth() {
   try {
     return (await read("health")).status;
   } catch (error) {
-    if (error instanceof Failed) return error.message;
+    if (error instanceof RequestFailed) return error.message;
     throw error;
   }
 }
@@ -257,33 +256,33 @@ function showAll([registry, activity, health]) {
   byId("ask-key").hidden = true;
   byId("forget-key").hidden = sessionStorage.getItem(KEY_NAME) === null;
   fill("updated", `as of ${clock(lastSeen)}`);
-  if (health === "draining") say("warn", "draining", "The server is draining: it finishes what runs and takes nothing new.");
-  else if (health === "ok") say("good", "serving");
-  else say("bad", "not ready", health);
+  if (health === "draining") setStatus("warn", "draining", "The server is draining: it finishes its requests and accepts no new ones.");
+  else if (health === "ok") setStatus("good", "serving");
+  else setStatus("bad", "not ready", health);
 }
 
-function tellTrouble(error) {
-  if (error instanceof Refused) return askForKey(sessionStorage.getItem(KEY_NAME) !== null);
-  const seen = lastSeen ? ` What is shown is from ${clock(lastSeen)}.` : "";
+function showError(error) {
+  if (error instanceof Unauthorized) return askForKey(sessionStorage.getItem(KEY_NAME) !== null);
+  const seen = lastSeen ? ` The data shown is from ${clock(lastSeen)}.` : "";
   byId("shown").classList.add("old");
-  if (error instanceof Failed) say("bad", "in trouble", `${error.message}.${seen}`);
-  else say("bad", "unreachable", `The server cannot be reached.${seen}`);
+  if (error instanceof RequestFailed) setStatus("bad", "error", `${error.message}.${seen}`);
+  else setStatus("bad", "unreachable", `The server cannot be reached.${seen}`);
 }
 
 let timer = null;
-// Only the response of the latest request is used: the key may have been forgotten since.
-let turn = 0;
+// Only the latest poll updates the page: the key of an earlier one may have been forgotten.
+let lastPoll = 0;
 
 async function poll() {
   clearTimeout(timer);
-  const mine = ++turn;
-  // While the form is open, there is no key.
+  const thisPoll = ++lastPoll;
+  // While the form is open there is no key to send.
   if (!document.hidden && byId("ask-key").hidden) {
-    const asked = Promise.all([read("v1/registry"), read("v1/registry/requests"), readHealth()]);
-    const then = (act) => (answer) => (mine === turn ? act(answer) : null);
-    await asked.then(then(showAll)).catch(then(tellTrouble));
+    const responses = Promise.all([read("v1/registry"), read("v1/registry/requests"), readHealth()]);
+    const ifLatest = (act) => (value) => (thisPoll === lastPoll ? act(value) : null);
+    await responses.then(ifLatest(showAll)).catch(ifLatest(showError));
   }
-  if (mine === turn) timer = setTimeout(poll, INTERVAL_MS);
+  if (thisPoll === lastPoll) timer = setTimeout(poll, INTERVAL_MS);
 }
 
 byId("ask-key").addEventListener("submit", (event) => {
