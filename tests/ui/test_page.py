@@ -13,7 +13,8 @@ from tests.ui.conftest import Serve, Served
 from tests.unit.telemetry.ended_requests import FAILED, FINISHED
 
 from kvreg_service.api.app import create_app
-from kvreg_service.engine.interface.snapshot import LaneView, PoolView, RegistrySnapshot, Totals
+from kvreg_service.core.labels import LaneState
+from kvreg_service.engine.interface import LaneView, PoolView, RegistrySnapshot, Totals
 from kvreg_service.settings import load_settings
 from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 from kvreg_service.testing.fake_engine import FakeEngine
@@ -175,11 +176,25 @@ class HostileEngine(FakeEngine):
             profile=replace(
                 view.profile, model=HOSTILE, profile=HOSTILE, device=HOSTILE, eviction=HOSTILE
             ),
-            lanes=(LaneView(0, "decode", request_id=HOSTILE, sequence_id=1, tenant=HOSTILE),),
+            lanes=(
+                LaneView(0, LaneState.DECODE, request_id=HOSTILE, sequence_id=1, tenant=HOSTILE),
+            ),
             entries=tuple(replace(entry, tenant=HOSTILE) for entry in view.entries),
             pools=(PoolView(HOSTILE, total=8, free=6, referenced=2),),
-            totals=Totals(requests_by_path={}, evictions_by_reason={HOSTILE: 1}),
+            totals=Totals(requests_by_path={}),
         )
+
+
+# The API sends known reasons only, so the page gets this one directly.
+HOSTILE_COUNTS = {
+    "pools": [],
+    "state_slots": {"used": 0, "total": 0},
+    "totals": {
+        "requests_by_path": {},
+        "never_started": 0,
+        "evictions_by_reason": {HOSTILE: 1},
+    },
+}
 
 
 @pytest.mark.parametrize("width", [1200, 390])
@@ -195,11 +210,18 @@ def test_markup_in_values_stays_text(page: Page, width: int) -> None:
         shown = page.text()
         elements = page.evaluate("document.querySelectorAll('img, #shown td b, h1 b, p b').length")
         title = page.evaluate("document.title")
+        reason, reason_elements = page.evaluate(
+            f"showCounts({json.dumps(HOSTILE_COUNTS)}),"
+            "[document.getElementById('evictions').innerText,"
+            " document.querySelectorAll('#evictions img, #evictions b').length]"
+        )
         overflow = page.overflow()
         page.leave()
     # The model, twice in the profile, lane, request, tenant and requests.
     assert shown.count(HOSTILE) >= 8
     assert elements == 0
+    assert HOSTILE in reason
+    assert reason_elements == 0
     assert title == f"kvreg {HOSTILE}"
     assert overflow == 0
     assert page.complaints == []
