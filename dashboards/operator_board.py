@@ -118,8 +118,8 @@ def _watches() -> Row:
             number(
                 About(
                     "Maximum watch age",
-                    "More than ten minutes means that the operator receives neither events nor lists "
-                    "of at least one kind of object.",
+                    "More than ten minutes means that the operator receives neither events nor "
+                    "lists of at least one kind of object.",
                     "s",
                     alert="KvregOperatorDeaf",
                 ),
