@@ -14,7 +14,7 @@ from tests.unit.telemetry.ended_requests import FAILED, FINISHED
 
 from kvreg_service.api.app import create_app
 from kvreg_service.core.labels import LaneState
-from kvreg_service.engine.interface import LaneView, PoolView, RegistrySnapshot, Totals
+from kvreg_service.engine.interface.snapshot import LaneView, PoolView, RegistrySnapshot, Totals
 from kvreg_service.settings import load_settings
 from kvreg_service.telemetry.ui.recent_requests import RecentRequests
 from kvreg_service.testing.fake_engine import FakeEngine
