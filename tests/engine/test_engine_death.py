@@ -71,7 +71,7 @@ def test_closing_fails_what_still_runs(make_bench, ids):
         task = asyncio.create_task(bench.ask(bench.request(token_prompt(ids(1, 50)))))
         await hold.reached()
         closing = asyncio.create_task(asyncio.to_thread(bench.engine.close))
-        await bench.until(lambda _: bench.engine._is_closing)
+        await bench.until(lambda _: not bench.engine.is_ready)
         hold.release()
         await closing
         return await asyncio.gather(task, return_exceptions=True)

@@ -99,8 +99,8 @@ def test_text_does_not_wait_for_the_chunk_of_another_request(make_bench, ids, mo
         await decode.reached()
         prefill = Hold(lambda plan: plan.has_prefill)
         bench.runner.before_step = prefill
-        is_due = bench.engine._delivery.is_due
-        monkeypatch.setattr(bench.engine._delivery, "is_due", lambda _: False)
+        is_due = bench.engine._output._delivery.is_due
+        monkeypatch.setattr(bench.engine._output._delivery, "is_due", lambda _: False)
         asking = asyncio.create_task(bench.ask(other))
         await bench.until(lambda now: now.queued == 1)
         before = len(seen)
@@ -108,7 +108,7 @@ def test_text_does_not_wait_for_the_chunk_of_another_request(make_bench, ids, mo
         await prefill.reached()
         await asyncio.sleep(0)
         sent = len(seen) - before
-        monkeypatch.setattr(bench.engine._delivery, "is_due", is_due)
+        monkeypatch.setattr(bench.engine._output._delivery, "is_due", is_due)
         prefill.release()
         await asyncio.gather(talking, asking)
         return sent

@@ -29,7 +29,7 @@ from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 from kvreg_service.engine.options import EngineOptions
-from kvreg_service.engine.output.answer import Answer
+from kvreg_service.engine.output.stream import OutputStream
 from kvreg_service.model.sampling import Sampler
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 
@@ -170,7 +170,7 @@ class Soak:
 def _remaining() -> Counter[str]:
     """Objects of requests and sequences that somebody still holds."""
     gc.collect()
-    kinds = {Answer, Sequence, Sampler}
+    kinds = {OutputStream, Sequence, Sampler}
     return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in kinds)
 
 

@@ -94,13 +94,15 @@ class ModelRunner:
         result = StepResult()
         with torch.inference_mode():
             self._prepare(plan, result)
-            work = [one for one in plan.work if one.request_id not in result.failed]
-            decodes = [one for one in work if one.is_decode]
+            decodes: list[Work] = []
+            prefills: list[Work] = []
+            for one in plan.work:
+                if one.request_id not in result.failed:
+                    (decodes if one.is_decode else prefills).append(one)
             if decodes:
                 self._decode(decodes, result)
-            for one in work:
-                if not one.is_decode:
-                    self._prefill(one, result)
+            for one in prefills:
+                self._prefill(one, result)
         return result
 
     def _prepare(self, plan: StepPlan, result: StepResult) -> None:

@@ -1,19 +1,18 @@
-"""Counts what happened since the start of the engine, by tenant."""
+"""Counts since the start of the engine, by tenant."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvreg_service.core import events
 from kvreg_service.core.labels import EvictionReason, Outcome, ReusePath
-from kvreg_service.core.request import Admission
+from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.engine.interface.snapshot import Totals
 
 
 @dataclass
 class Tally:
-    """The running numbers of one tenant, or of all together."""
+    """The counts of one tenant, or of all together."""
 
     ends: Counter[Outcome] = field(default_factory=Counter)
     paths: Counter[ReusePath] = field(default_factory=Counter)
@@ -23,12 +22,11 @@ class Tally:
     computed_tokens: int = 0
     completion_tokens: int = 0
 
-    def count_end(
-        self, end: events.Terminal, admission: Admission | None, completion_tokens: int
-    ) -> None:
-        """Count a request that has ended. ``admission`` is None when it never had a lane."""
-        self.ends[end.outcome] += 1
-        self.completion_tokens += completion_tokens
+    def count(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self.ends[record.outcome] += 1
+        self.completion_tokens += len(record.output_ids)
+        admission = record.admission
         if admission is None:
             self.never_started += 1
             return
@@ -37,7 +35,7 @@ class Tally:
         self.computed_tokens += admission.computed_tokens
 
     def totals(self) -> Totals:
-        """Return the numbers as they are now."""
+        """Return the counts as they are now."""
         return Totals(
             requests_by_path={path: self.paths[path] for path in ReusePath},
             never_started=self.never_started,
