@@ -1,6 +1,6 @@
-"""What an admission must do, by plain comparison of token lists. Shares no code with admission.
+"""Checks each admission by brute-force comparison of token lists. Shares no code with admission.
 
-It is given the state before and the events after, and knows neither digests nor plans.
+Input: the mirrored state before the step, and the events of the step. Uses no digests or plans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvreg_service.core.request import Admission, Request
 
 @dataclass(frozen=True)
 class _Change:
-    """An admission, and what it goes on from."""
+    """An admission, its request, and the sequence that it resumes, if any."""
 
     admission: Admission
     request: Request
@@ -32,8 +32,8 @@ class _Change:
             self.request.cache_policy.retain and boundary is not None and cached < boundary < prompt
         )
 
-    def rewords(self, seen: Seen, ranking: Ranking) -> bool:
-        """Whether it says a branch again with another end, so that the branch is dead."""
+    def replaces_branch(self, seen: Seen, ranking: Ranking) -> bool:
+        """Whether the request replaces the end of the branch ``seen``, which is then obsolete."""
         origin = self.origin
         if not self.captures or origin is None or origin.superseded_by is None:
             return False
@@ -44,7 +44,7 @@ class _Change:
 
 
 def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, list[str]]]:
-    """Return the best position and, by sequence, the ways to resume there."""
+    """Return the longest reusable prefix and, by sequence, the ways to resume there."""
     prompt = list(request.prompt.tokens)
     best, found = 0, {}
     if not request.cache_policy.may_reuse:
@@ -66,23 +66,23 @@ def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, li
 def check_admission(
     mirror: Mirror,
     profile: Profile,
-    happened: list[events.Event],
+    emitted: list[events.Event],
     num_free_pages: int,
     now_s: float,
 ) -> None:
-    """Check the admission in ``happened`` against the state in ``mirror``, which precedes it."""
-    index = next((i for i, e in enumerate(happened) if isinstance(e, events.Admitted)), None)
+    """Check the admission in ``emitted`` against the state in ``mirror``, which precedes it."""
+    index = next((i for i, e in enumerate(emitted) if isinstance(e, events.Admitted)), None)
     if index is None:
-        assert not any(isinstance(e, events.Detached | events.Forked) for e in happened)
+        assert not any(isinstance(e, events.Detached | events.Forked) for e in emitted)
         return
-    event = happened[index]
+    event = emitted[index]
     assert isinstance(event, events.Admitted)
     admission = event.admission
     request = mirror.requests[event.request_id]
     kept = mirror.kept()
     origin = _check_reuse(admission, kept, request, now_s)
     ranking = Ranking(mirror, profile, now_s)
-    before = happened[:index]
+    before = emitted[:index]
     change = _Change(admission, request, origin)
     taken = _check_displacement(mirror, profile, ranking, change, before, now_s)
     _check_fork(mirror, profile, ranking, change, taken, before, num_free_pages)
@@ -94,9 +94,11 @@ def _check_reuse(
     best, found = longest_reuse(kept, request)
     if best and not admission.cached_tokens:
         origins = [seen for seen in kept if seen.sequence_id in found]
-        is_frail = [seen.is_pinned(now_s) and seen.checkpoint is None for seen in origins]
-        assert not request.cache_policy.retain, "only who borrows leaves a pinned sequence alone"
-        assert any(is_frail)
+        is_pinned_without_checkpoint = [
+            seen.is_pinned(now_s) and seen.checkpoint is None for seen in origins
+        ]
+        assert not request.cache_policy.retain, "a retaining request ignored a pinned sequence"
+        assert any(is_pinned_without_checkpoint)
         best = 0
     assert admission.cached_tokens == best, (admission, found)
     assert admission.prompt_tokens == request.prompt_tokens
@@ -113,7 +115,7 @@ def _check_reuse(
         kept_there = [seen for seen in kept_there if "append" in found[seen.sequence_id]]
     on_lanes = [seen for seen in kept_there if seen.lane is not None]
     in_entries = [seen for seen in kept_there if seen.entry is not None]
-    # What is on a lane is used where it is, and an anchor only where nothing else is.
+    # A sequence on a lane is preferred to one in an entry, and both to an anchor.
     choice = on_lanes or in_entries or kept_there
     attach = "none" if on_lanes else "registry" if in_entries else "anchor"
     assert admission.attach == attach
@@ -146,7 +148,7 @@ def _check_displacement(
     before: list[events.Event],
     now_s: float,
 ) -> int | None:
-    """Return the entry that a displaced sequence took."""
+    """Check which sequence was displaced; return the entry that it moved to."""
     admission, origin = change.admission, change.origin
     busy = {seen.lane for seen in mirror.running()}
     at_rest = {seen.lane: seen for seen in mirror.kept() if seen.lane is not None}
@@ -155,17 +157,19 @@ def _check_displacement(
     detached = [(e.sequence_id, e.entry) for e in before if isinstance(e, events.Detached)]
     dropped = [e.sequence_id for e in _evictions(before, EvictionReason.DISPLACED)]
     if origin is not None and origin.lane is not None:
-        assert admission.lane == origin.lane, "a sequence on a lane is continued there"
+        assert admission.lane == origin.lane, "a sequence on a lane was resumed on another lane"
         displaced = None
     if displaced is None:
         assert not detached
         assert not dropped
         return None
     empty_lanes = set(range(profile.lanes)) - busy - set(at_rest)
-    assert not empty_lanes, "a spare lane is used before a kept session is displaced"
-    assert displaced is min(at_rest.values(), key=ranking.place), "the least valuable has to move"
+    assert not empty_lanes, "a sequence was displaced although a lane was empty"
+    assert displaced is min(at_rest.values(), key=ranking.eviction_key), (
+        "not the least valuable sequence was displaced"
+    )
     entries = {seen.entry: seen for seen in mirror.kept() if seen.entry is not None}
-    entry = _new_place(mirror, profile, ranking, displaced, change, entries, now_s)
+    entry = _expected_entry(mirror, profile, ranking, displaced, change, entries, now_s)
     if entry is None:
         assert (dropped, detached) == ([displaced.sequence_id], [])
         return None
@@ -178,7 +182,7 @@ def _check_displacement(
     return entry
 
 
-def _new_place(
+def _expected_entry(
     mirror: Mirror,
     profile: Profile,
     ranking: Ranking,
@@ -187,7 +191,7 @@ def _new_place(
     entries: dict[int, Seen],
     now_s: float,
 ) -> int | None:
-    """Return the entry that a displaced sequence has to go to, or None when it is to be dropped."""
+    """Return the entry that the displaced sequence must move to; None if it must be dropped."""
     if not profile.can_keep(displaced):
         return None
     quota = mirror.quotas.get(displaced.tenant)
@@ -195,13 +199,15 @@ def _new_place(
     leaving = origin if origin is not None and origin.entry is not None else None
     others = [seen for seen in entries.values() if seen is not leaving]
     own = [seen for seen in others if seen.tenant == displaced.tenant]
-    must_stay = displaced.is_pinned(now_s)
+    must_keep = displaced.is_pinned(now_s)
     if quota is not None and len(own) >= quota.entries:
         others = own
     else:
-        if leaving is not None and (profile.exchange or must_stay):
-            leaves_fork = profile.policy.evicts_for_detach and change.rewords(displaced, ranking)
-            if not leaves_fork or must_stay:
+        if leaving is not None and (profile.exchange or must_keep):
+            leaves_fork = profile.policy.evicts_for_detach and change.replaces_branch(
+                displaced, ranking
+            )
+            if not leaves_fork or must_keep:
                 return leaving.entry
             if empty and quota is None:
                 return min(empty)
@@ -209,13 +215,13 @@ def _new_place(
         elif empty:
             return min(empty)
         elif quota is not None:
-            must_stay = True
+            must_keep = True
             others = [seen for seen in others if seen.tenant != displaced.tenant] or others
-    victim = ranking.first(others, displaced.tenant)
-    if victim is None or not (must_stay or profile.policy.evicts_for_detach):
+    victim = ranking.first_victim(others, displaced.tenant)
+    if victim is None or not (must_keep or profile.policy.evicts_for_detach):
         return None
-    is_worth_less = ranking.place(victim) < ranking.place(displaced)
-    return victim.entry if must_stay or is_worth_less else None
+    is_less_valuable = ranking.eviction_key(victim) < ranking.eviction_key(displaced)
+    return victim.entry if must_keep or is_less_valuable else None
 
 
 def _check_fork(
@@ -239,10 +245,10 @@ def _check_fork(
         or not profile.policy.evicts_for_detach
         or not profile.can_keep(origin)
     ):
-        assert not forks, "a copy where nothing would have been lost"
+        assert not forks, "a fork was made although no state would have been lost"
         assert not evicted
         return
-    is_at_quota = _is_at_quota_beside(mirror, origin, taken, before)
+    is_at_quota = _is_at_quota(mirror, origin, taken, before)
     if forks:
         (fork,) = forks
         assert fork.origin_id == origin.sequence_id
@@ -251,9 +257,9 @@ def _check_fork(
         for victim in victims:
             assert victim.entry == fork.entry
             assert ranking.is_superseded(victim) or victim.family == origin.family
-            is_worth_less = ranking.worth(victim) < ranking.worth(origin)
-            assert is_worth_less or change.rewords(victim, ranking)
-            assert ranking.may_take(victim, origin.tenant)
+            is_less_valuable = ranking.level_and_value(victim) < ranking.level_and_value(origin)
+            assert is_less_valuable or change.replaces_branch(victim, ranking)
+            assert ranking.may_evict(victim, origin.tenant)
         assert not is_at_quota or [seen.tenant for seen in victims] == [origin.tenant]
         return
     assert not evicted
@@ -262,13 +268,13 @@ def _check_fork(
     has_room = bool(set(range(profile.entries)) - entries - {taken}) or (
         origin.entry is not None and origin.entry != taken
     )
-    assert is_at_quota or not (has_pages and has_room), "the position was lost for no reason"
+    assert is_at_quota or not (has_pages and has_room), "no fork was made although there was room"
 
 
-def _is_at_quota_beside(
+def _is_at_quota(
     mirror: Mirror, origin: Seen, taken: int | None, before: list[events.Event]
 ) -> bool:
-    """Whether one more entry would be more than the quota of whoever goes on."""
+    """Whether one more entry would exceed the quota of the resumed sequence's tenant."""
     quota = mirror.quotas.get(origin.tenant)
     gone = [e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED)]
     gone = [i for i in gone if mirror.sequences[i].entry == taken]
@@ -284,5 +290,5 @@ def _is_at_quota_beside(
     return quota is not None and len(own) >= quota.entries
 
 
-def _evictions(happened: list[events.Event], reason: EvictionReason) -> list[events.Evicted]:
-    return [e for e in happened if isinstance(e, events.Evicted) and e.reason is reason]
+def _evictions(emitted: list[events.Event], reason: EvictionReason) -> list[events.Evicted]:
+    return [e for e in emitted if isinstance(e, events.Evicted) and e.reason is reason]

@@ -1,4 +1,4 @@
-"""Which heads become anchors and whose places they take, by plain comparison of token lists."""
+"""Checks which heads become anchors and which anchors they evict, by comparing token lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvreg_service.core.step import StepPlan, Work
 
 
 class AnchorOracle:
-    """Watches one mirror. ``first_slot`` is the first of the slots of anchors."""
+    """Follows one mirror. ``first_slot`` is the first state slot of the anchors."""
 
     def __init__(self, mirror: Mirror, profile: Profile, first_slot: int) -> None:
         self._mirror = mirror
@@ -20,21 +20,21 @@ class AnchorOracle:
         self._first_slot = first_slot
         self._times_seen: dict[tuple[str, tuple[int, ...]], int] = {}
         self._heads: dict[str, dict[int, bool]] = {}
-        """By request: where the heads end that it computes, and whether they are marked."""
+        """By request: the end of each head that it computes, and whether the head is marked."""
         self._plan = StepPlan()
 
-    def note_admission(self, happened: list[events.Event]) -> None:
-        """A conversation that computes a head shows it once. The mirror is as before."""
-        for event in happened:
+    def note_admission(self, emitted: list[events.Event]) -> None:
+        """Count each head that the admitted request computes. Call before the mirror is updated."""
+        for event in emitted:
             if isinstance(event, events.Admitted):
                 request = self._mirror.requests[event.request_id]
-                heads = self._heads_on_the_way(request, event.admission.cached_tokens)
+                heads = self._heads_to_compute(request, event.admission.cached_tokens)
                 self._heads[event.request_id] = heads
                 for end in heads if request.cache_policy.may_reuse else ():
                     key = request.tenant, tuple(request.prompt.tokens[:end])
                     self._times_seen[key] = self._times_seen.get(key, 0) + 1
 
-    def _heads_on_the_way(self, request: Request, position: int) -> dict[int, bool]:
+    def _heads_to_compute(self, request: Request, position: int) -> dict[int, bool]:
         found: dict[int, bool] = {}
         if not request.cache_policy.retain or not self._profile.anchors:
             return found
@@ -51,29 +51,31 @@ class AnchorOracle:
                 return seen
         return None
 
-    # Who gets a place.
+    # Captures and evictions.
 
     def begin_step(self, plan: StepPlan) -> None:
-        """The evictions that follow are those of this plan."""
+        """Take ``plan`` as the cause of the evictions that follow."""
         self._plan = plan
 
     def check_victim(self, victim: Seen, now_s: float) -> None:
-        """An anchor is replaced by a head that is worth more and does not only show up once."""
+        """Check that an evicted anchor is the one that the captured head must replace."""
         (work,) = (w for w in self._plan.work if self._place_of(w) == victim.anchor)
-        place = self._choose(work, now_s)
-        assert place is victim, f"{place} goes before {victim}"
+        expected = self._expected_victim(work, now_s)
+        assert expected is victim, f"{victim} was evicted instead of {expected}"
 
-    def check_plan(self, plan: StepPlan, happened: list[events.Event], now_s: float) -> None:
-        """Every head that is worth a place gets one. The mirror is as `schedule` left it."""
-        lost = any(isinstance(e, events.Evicted) and e.anchor is not None for e in happened)
+    def check_plan(self, plan: StepPlan, emitted: list[events.Event], now_s: float) -> None:
+        """Check that every head that must be captured is. Call when `schedule` is mirrored."""
+        lost = any(isinstance(e, events.Evicted) and e.anchor is not None for e in emitted)
         for work in plan.work:
             place, heads = self._place_of(work), self._heads[work.request_id]
-            assert not any(work.start < end < work.end for end in heads), "it runs over a head"
+            assert not any(work.start < end < work.end for end in heads), (
+                "a chunk crosses the end of a head"
+            )
             if place is not None:
-                assert work.end in heads, "a state is copied in the middle of nothing"
+                assert work.end in heads, "an anchor is captured where no head ends"
                 assert all(seen.anchor != place for seen in self._mirror.anchors())
             elif self._may_capture(work) and not lost:
-                assert self._choose(work, now_s) is None, "a head was not kept"
+                assert self._expected_victim(work, now_s) is None, "a head was not captured"
 
     def _place_of(self, work: Work) -> int | None:
         if work.capture_to is None or work.capture_to < self._first_slot:
@@ -100,8 +102,8 @@ class AnchorOracle:
         before = self._plan.work[: self._plan.work.index(work)]
         return [one for one in before if self._place_of(one) is not None]
 
-    def _choose(self, work: Work, now_s: float) -> Seen | bool | None:
-        """Whom the head replaces; True for an empty place, None when it gets none."""
+    def _expected_victim(self, work: Work, now_s: float) -> Seen | bool | None:
+        """Return the anchor to replace; True for an empty place, None for no capture."""
         request = self._mirror.requests[work.request_id]
         tenant, head = request.tenant, tuple(request.prompt.tokens[: work.end])
         anchors, before = self._mirror.anchors(), self._captured_before(work)
@@ -115,18 +117,18 @@ class AnchorOracle:
             self._heads[work.request_id][work.end] or self._times_seen.get((tenant, head), 0) > 1
         )
         is_within_quota = quota is not None and not is_at_quota
-        rivals = [
+        candidates = [
             seen
             for seen in (own if is_at_quota else anchors)
             if is_wanted or is_within_quota or not (seen.is_marked or seen.num_hits)
         ]
         if is_within_quota:
-            rivals = [seen for seen in rivals if seen.tenant != tenant]
+            candidates = [seen for seen in candidates if seen.tenant != tenant]
         ranking = Ranking(self._mirror, self._profile, now_s)
-        loser = ranking.first(rivals, tenant)
-        if loser is None:
+        victim = ranking.first_victim(candidates, tenant)
+        if victim is None:
             return None
-        newcomer = Seen(
+        new = Seen(
             sequence_id=10**9,
             tenant=tenant,
             tokens=list(head),
@@ -144,5 +146,5 @@ class AnchorOracle:
             family=None,
             pages=list(range(work.end // 64)),
         )
-        is_better = is_within_quota or ranking.place(loser) < ranking.place(newcomer)
-        return loser if is_better else None
+        is_better = is_within_quota or ranking.eviction_key(victim) < ranking.eviction_key(new)
+        return victim if is_better else None

@@ -1,4 +1,4 @@
-"""Profiles and import path of the state machines."""
+"""Hypothesis profiles and the import path of the state machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The folders of tests are no packages, and the machines share their oracle.
+# Test folders are not packages; the test modules import the oracles by bare name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 _COMMON = {
@@ -18,7 +18,7 @@ _COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 settings.register_profile("fixed", max_examples=100, derandomize=True, **_COMMON)
-# By hand, after a change of admission or placement: --hypothesis-profile=search --timeout=0
+# Run manually after a change of admission or placement: --hypothesis-profile=search --timeout=0
 settings.register_profile("search", max_examples=3000, derandomize=False, **_COMMON)
 
 

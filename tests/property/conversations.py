@@ -1,8 +1,8 @@
-"""Prompts as clients of a chat template produce them. Knows nothing of the scheduler.
+"""Prompts as clients of a chat template produce them. Does not use the scheduler.
 
 A turn is ``history, USER, words, OPEN`` and then a think block that the next turn's history does
-not repeat. So the next user message finds only the checkpoint behind OPEN, while a prompt that goes
-on with the answer finds the frontier.
+not repeat. The next user turn can therefore resume only from the checkpoint after OPEN, while a
+prompt that continues the answer can resume from the frontier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def words(seed: object, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """``boundary`` is where the next turn is sure to agree up to."""
+    """``boundary`` ends the longest prefix that the next turn is certain to repeat."""
 
     tokens: list[int]
     boundary: int | None
@@ -31,7 +31,7 @@ class Prompt:
 def user_turn(history: list[int], message: list[int], think_tokens: int) -> Prompt:
     stable = [*history, USER, *message, OPEN]
     tokens = stable + [THINK] * think_tokens
-    # As the probe has it: one token is left to compute.
+    # As in the service: at least one token remains to be computed.
     return Prompt(tokens, min(len(stable), len(tokens) - 1))
 
 
@@ -42,22 +42,22 @@ class Conversation:
     name: str
     system: list[int] = field(default_factory=list)
     histories: list[list[int]] = field(default_factory=list)
-    """What each turn's prompt began with, oldest first."""
+    """The history in front of each turn's message, oldest first."""
     last: Prompt | None = None
     last_message: list[int] = field(default_factory=list)
     answer: list[int] | None = None
-    num_asked: int = 0
+    num_messages: int = 0
 
     def restart(self) -> None:
-        """The client begins a new chat."""
+        """Start a new chat with the same system prompt."""
         self.histories, self.last, self.answer = [], None, None
 
     def fresh_words(self, count: int) -> list[int]:
-        self.num_asked += 1
-        return words((self.name, self.num_asked), count)
+        self.num_messages += 1
+        return words((self.name, self.num_messages), count)
 
     def history(self) -> list[int]:
-        """Everything so far as the next prompt repeats it: think blocks are gone."""
+        """Return the history as the next prompt repeats it: without think blocks."""
         if self.last is None or self.answer is None:
             return self.histories[-1] if self.histories else self.system
         answer = [token for token in self.answer if token != END]
@@ -67,21 +67,21 @@ class Conversation:
         return self._ask(self.history(), self.fresh_words(num_words), think_tokens)
 
     def edited(self, turns_back: int, num_words: int, think_tokens: int) -> Prompt:
-        """An earlier message is replaced, and what followed it is gone."""
+        """Return a prompt that replaces an earlier message and drops everything after it."""
         keep = max(1, len(self.histories) - turns_back)
         history = self.histories[keep - 1] if self.histories else self.system
         self.histories = self.histories[: keep - 1]
         return self._ask(history, self.fresh_words(num_words), think_tokens)
 
     def continued(self, num_words: int) -> Prompt | None:
-        """The prompt ends with the answer itself, which the model is to continue."""
+        """Return a prompt that ends with the answer, which the model continues."""
         if self.last is None or self.answer is None:
             return None
         tokens = [*self.last.tokens, *self.answer, *self.fresh_words(num_words)]
         return Prompt(tokens, len(tokens) - 1)
 
     def postfix(self, num_words: int, think_tokens: int) -> Prompt:
-        """A side request that begins with the session's own history."""
+        """Return a side request that begins with the session's history."""
         return user_turn(self.history(), self.fresh_words(num_words), think_tokens)
 
     def _ask(self, history: list[int], message: list[int], think_tokens: int) -> Prompt:

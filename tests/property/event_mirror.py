@@ -1,7 +1,7 @@
-"""What an observer knows who sees requests, steps and events, and nothing of the scheduler.
+"""A mirror of the scheduler's state, rebuilt from requests, step plans and events alone.
 
-Owns its own account of every running and kept sequence and of the pages they share. Where it
-differs from the scheduler's, either the bookkeeping or the events are wrong.
+Owns a second record of every running and kept sequence and of the pages that they share. If it
+differs from the scheduler's, either the scheduler's bookkeeping or its events are wrong.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvreg_service.core.step import StepPlan, StepResult
 
 
 class Mirror:
-    """Every sequence, told by events.
+    """All sequences, updated by events.
 
-    ``before_eviction`` is called while the victim is known, and ``after_change`` with the tenant of
-    whom something has come or gone.
+    ``before_eviction`` is called while the victim is still recorded, and ``after_change`` with the
+    tenant whose running or kept sequences have changed.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Mirror:
         self.cached: dict[str, int] = {}
         self._page_numbers = count()
         self._new_fork: Seen | None = None
-        self._without_own_tail: Seen | None = None
+        self._tail_copy_of: Seen | None = None
         self._changed_tenant: str | None = None
-        self._stand_ins: dict[str, int] = {}
+        self._forks_in_place_of: dict[str, int] = {}
         self._captured_s = 0.0
 
     def kept(self) -> list[Seen]:
@@ -78,7 +78,7 @@ class Mirror:
     def num_references(self, page: int) -> int:
         return sum(page in seen.pages for seen in self.sequences.values())
 
-    def frees_any(self, seen: Seen) -> bool:
+    def frees_a_page(self, seen: Seen) -> bool:
         return any(self.num_references(page) == 1 for page in reversed(seen.pages))
 
     @property
@@ -89,15 +89,15 @@ class Mirror:
     def _new_pages(self, number: int) -> list[int]:
         return [next(self._page_numbers) for _ in range(number)]
 
-    def _give_own_tail(self) -> None:
-        """A page that somebody else holds is copied before it is written."""
-        seen, self._without_own_tail = self._without_own_tail, None
+    def _copy_shared_tail_page(self) -> None:
+        """Copy the partly filled last page if another sequence shares it."""
+        seen, self._tail_copy_of = self._tail_copy_of, None
         if seen is not None and seen.frontier % 64 and self.num_references(seen.pages[-1]) > 1:
             seen.pages[-1:] = self._new_pages(1)
 
-    def _is_for_the_tail(self) -> bool:
-        """Whether a page is taken only so that a shared one can be copied."""
-        seen = self._without_own_tail
+    def _evicts_for_tail_copy(self) -> bool:
+        """Whether the eviction makes room for the copy of a shared last page."""
+        seen = self._tail_copy_of
         return (
             seen is not None
             and seen.frontier % 64 > 0
@@ -108,14 +108,14 @@ class Mirror:
     # Steps.
 
     def end_pins(self, now_s: float) -> None:
-        """Pins that are over are forgotten, except where a request runs."""
+        """Clear expired pins of kept sequences."""
         for seen in self.kept():
             if not seen.is_pinned(now_s):
                 seen.pinned_until_s = None
 
-    def apply_planned(self, happened: Iterable[events.Event], schedule_s: float) -> None:
-        """Take in what `schedule` did."""
-        for event in happened:
+    def apply_planned(self, emitted: Iterable[events.Event], schedule_s: float) -> None:
+        """Apply the events of `schedule`."""
+        for event in emitted:
             self.apply(event, schedule_s)
         self.settle(schedule_s)
 
@@ -123,12 +123,12 @@ class Mirror:
         self,
         plan: StepPlan,
         result: StepResult,
-        happened: list[events.Event],
+        emitted: list[events.Event],
         first_anchor_slot: int,
         schedule_s: float,
         commit_s: float,
     ) -> None:
-        """Take in what was computed, and then what `commit` made of it."""
+        """Apply the computed work of the step, then the events of `commit`."""
         for work in plan.work:
             seen = self.of_request(work.request_id)
             if seen is None or work.request_id in result.failed:
@@ -140,13 +140,13 @@ class Mirror:
             prompt_tokens = self.requests[work.request_id].prompt_tokens
             self.computed[work.request_id] += max(0, min(work.end, prompt_tokens) - work.start)
         self._captured_s = schedule_s
-        for event in ends_first(happened):
+        for event in terminals_first(emitted):
             self.apply(event, commit_s)
         self.settle(commit_s)
 
     def settle(self, now_s: float) -> None:
-        """Whoever has changed is done: what follows is about others."""
-        self._give_own_tail()
+        """Complete the pending change before an event of another sequence."""
+        self._copy_shared_tail_page()
         tenant, self._changed_tenant = self._changed_tenant, None
         if tenant is not None:
             self._after_change(tenant, now_s)
@@ -155,14 +155,14 @@ class Mirror:
         is_consequence = isinstance(event, events.PinEnded) or (
             isinstance(event, events.Evicted) and event.reason is EvictionReason.QUOTA
         )
-        for_the_tail = (
+        is_for_tail_copy = (
             isinstance(event, events.Evicted)
             and event.reason is EvictionReason.PAGES_NEEDED
-            and self._is_for_the_tail()
+            and self._evicts_for_tail_copy()
         )
         if is_consequence:
-            self._give_own_tail()
-        elif not for_the_tail and not isinstance(event, events.Attached):
+            self._copy_shared_tail_page()
+        elif not is_for_tail_copy and not isinstance(event, events.Attached):
             self.settle(now_s)
         match event:
             case events.Forked():
@@ -177,9 +177,7 @@ class Mirror:
                 self._admitted(event, now_s)
             case events.ReuseFailed():
                 request = self.requests[event.request_id]
-                assert request.cache_policy.may_reuse, (
-                    "only once is a request computed from nothing instead"
-                )
+                assert request.cache_policy.may_reuse, "a request without reuse failed to reuse"
                 cold = replace(request.cache_policy, may_reuse=False)
                 self.requests[event.request_id] = replace(request, cache_policy=cold)
                 self.queue.insert(0, event.request_id)
@@ -205,10 +203,10 @@ class Mirror:
                 seen.checkpoint = event.position
                 seen.checkpoint_kind = event.kind
             case events.AnchorCaptured():
-                self._captured(event)
+                self._anchor_captured(event)
             case events.PinEnded():
                 seen = self.sequences[event.sequence_id]
-                assert seen.is_pinned(now_s), "a pin ends that there was not"
+                assert seen.is_pinned(now_s), "PinEnded for a sequence that is not pinned"
                 seen.pinned_until_s = None
             case events.TokenSampled():
                 seen = self._running(event.request_id)
@@ -218,11 +216,11 @@ class Mirror:
             case events.Terminal():
                 self._ended(event, now_s)
             case _:
-                raise AssertionError(f"an unknown event: {event}")
+                raise AssertionError(f"unknown event: {event}")
 
     def _running(self, request_id: str) -> Seen:
         seen = self.of_request(request_id)
-        assert seen is not None, f"request {request_id} is on no lane"
+        assert seen is not None, f"request {request_id} has no lane"
         return seen
 
     def _forked(self, event: events.Forked, now_s: float) -> None:
@@ -248,7 +246,7 @@ class Mirror:
         self.cached[event.request_id] = admission.cached_tokens
         seen = self.sequences.get(admission.sequence_id)
         if seen is None:
-            seen = self._begun(admission, request, now_s)
+            seen = self._new_sequence(admission, request, now_s)
         else:
             seen.num_hits += 1
             if admission.cached_tokens < seen.anchored_tokens:
@@ -266,11 +264,11 @@ class Mirror:
         seen.request = request
         seen.superseded_by = None
         self._note_fork(seen, request, now_s)
-        self._without_own_tail = seen
+        self._tail_copy_of = seen
         self._changed_tenant = seen.tenant
 
-    def _begun(self, admission: Admission, request: Request, now_s: float) -> Seen:
-        """A new sequence, which has nothing but what an anchor gives it."""
+    def _new_sequence(self, admission: Admission, request: Request, now_s: float) -> Seen:
+        """Record a new sequence, with the pages of its anchor if it resumes from one."""
         seen = self.sequences[admission.sequence_id] = Seen(
             sequence_id=admission.sequence_id,
             tenant=request.tenant,
@@ -289,7 +287,7 @@ class Mirror:
             family=admission.sequence_id,
         )
         is_anchored = admission.attach is Attach.ANCHOR
-        assert is_anchored == (admission.cached_tokens > 0), "reuse of the unknown"
+        assert is_anchored == (admission.cached_tokens > 0), "cached tokens without a source"
         if is_anchored:
             head = list(request.prompt.tokens[: admission.cached_tokens])
             (anchor,) = (
@@ -302,7 +300,7 @@ class Mirror:
         return seen
 
     def _mark_anchors(self, request: Request) -> None:
-        """A mark proves an anchor that is there already."""
+        """Mark the existing anchors of the request's marked heads."""
         for head in request.heads:
             end = head.num_tokens // 64 * 64
             tokens = list(request.prompt.tokens[:end])
@@ -314,16 +312,16 @@ class Mirror:
         fork, self._new_fork = self._new_fork, None
         if fork is None:
             return
-        # Pages that the request may overwrite were copied.
+        # The fork gets copies of the pages that the request may overwrite.
         first = seen.frontier // 64
         fork.pages[first:] = self._new_pages(len(fork.pages) - first)
         if not request.cache_policy.retain:
             fork.superseded_by = None
             fork.last_used_s = now_s
             fork.pinned_until_s, seen.pinned_until_s = seen.pinned_until_s, None
-            self._stand_ins[request.request_id] = fork.sequence_id
+            self._forks_in_place_of[request.request_id] = fork.sequence_id
 
-    def _captured(self, event: events.AnchorCaptured) -> None:
+    def _anchor_captured(self, event: events.AnchorCaptured) -> None:
         running = self._running(event.request_id)
         assert running.frontier == event.position
         assert event.position % 64 == 0
@@ -361,8 +359,8 @@ class Mirror:
             return
         self._changed_tenant = seen.tenant
         request = self.requests[event.request_id]
-        stand_in = self.sequences.get(self._stand_ins.get(event.request_id))
-        if stand_in is not None and stand_in.request is None:
+        fork = self.sequences.get(self._forks_in_place_of.get(event.request_id))
+        if fork is not None and fork.request is None:
             del self.sequences[seen.sequence_id]
             return
         if isinstance(event, events.Failed) or not request.cache_policy.retain:
@@ -379,14 +377,17 @@ class Mirror:
             seen.anchored_by, seen.anchored_tokens = None, 0
         if seen.reusable == 0:
             is_failed = isinstance(event, events.Failed)
-            assert is_failed or not seen.is_pinned(now_s), "nothing is left of what is pinned"
+            assert is_failed or not seen.is_pinned(now_s), "a pinned sequence lost all its state"
             del self.sequences[seen.sequence_id]
 
 
-def ends_first(happened: list[events.Event]) -> Iterable[events.Event]:
-    """Yield ends before their consequences: what a tenant keeps beyond its quota is told first."""
+def terminals_first(emitted: list[events.Event]) -> Iterable[events.Event]:
+    """Yield each terminal event before the evictions and ended pins that it causes.
+
+    The scheduler emits those first.
+    """
     consequences: list[events.Event] = []
-    for event in happened:
+    for event in emitted:
         if isinstance(event, events.PinEnded) or (
             isinstance(event, events.Evicted) and event.reason is EvictionReason.QUOTA
         ):

@@ -1,6 +1,6 @@
-"""In which order kept sequences go, as an observer reckons it.
+"""The order in which kept sequences are evicted, computed from the mirror.
 
-Only what a sequence is worth is asked of the policy: a formula that is tuned has no second opinion.
+Only the value of a sequence is taken from the policy: its formula is tuned and has no oracle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Profile:
 
 
 class Ranking:
-    """The order at one moment."""
+    """The eviction order at one time."""
 
     def __init__(self, mirror: Mirror, profile: Profile, now_s: float) -> None:
         self._alive = mirror.sequences
@@ -49,15 +49,15 @@ class Ranking:
         branch = self._alive.get(seen.superseded_by)
         return branch is not None and branch.num_hits >= seen.num_hits + 2
 
-    def worth(self, seen: Seen) -> tuple[int, float]:
-        """What the policy says of a sequence like this; its formula has tests of its own."""
+    def level_and_value(self, seen: Seen) -> tuple[int, float]:
+        """Return the policy's level and value of a sequence. Other tests check the formula."""
         value = self._policy.value(_as_sequence(seen), self._now_s)
         return self._levels.get(SequenceId(seen.sequence_id), 0), value
 
-    def place(self, seen: Seen) -> tuple[bool, bool, int, float, int]:
-        """Superseded forks go first and pins last; between them levels, values, ages."""
+    def eviction_key(self, seen: Seen) -> tuple[bool, bool, int, float, int]:
+        """Return the sort key: superseded forks first, pinned last, else level, value, age."""
         weight = 0.25 if seen.superseded_by in self._alive else 1
-        level, value = self.worth(seen)
+        level, value = self.level_and_value(seen)
         return (
             seen.is_pinned(self._now_s),
             not self.is_superseded(seen),
@@ -66,16 +66,16 @@ class Ranking:
             seen.sequence_id,
         )
 
-    def may_take(self, seen: Seen, tenant: str) -> bool:
-        """Nobody takes what is pinned, or what a tenant with a quota has not lent."""
+    def may_evict(self, seen: Seen, tenant: str) -> bool:
+        """Whether ``tenant`` may evict it: not pinned, nor protected by another's quota."""
         if seen.is_pinned(self._now_s):
             return False
         return seen.tenant == tenant or seen.tenant not in self._quotas or seen.is_lent
 
-    def first(self, candidates: Iterable[Seen], tenant: str) -> Seen | None:
-        """Who goes first for something of a tenant."""
-        takeable = [seen for seen in candidates if self.may_take(seen, tenant)]
-        return min(takeable, key=self.place, default=None)
+    def first_victim(self, candidates: Iterable[Seen], tenant: str) -> Seen | None:
+        """Return the sequence to evict first for a request of ``tenant``."""
+        evictable = [seen for seen in candidates if self.may_evict(seen, tenant)]
+        return min(evictable, key=self.eviction_key, default=None)
 
 
 def _as_sequence(seen: Seen) -> Sequence:

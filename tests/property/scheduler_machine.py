@@ -1,4 +1,4 @@
-"""Random traffic: what clients and operators do with a scheduler that is watched at every step."""
+"""Random traffic and administration for a scheduler that is checked after every step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NUM_WORDS = st.sampled_from([1, 3, 20, 40, 62, 63, 64, 65])
 THINK = st.sampled_from([0, 1, 4])
 MAX_TOKENS = st.sampled_from([1, 2, 7, 20, 10_000])
 USUALLY = st.sampled_from([True, True, True, True, False])
-TROUBLE = ["cancel", "fail moves", "fail work", "fail capture", "drop", "wait"]
-CARE = ["pin", "pin", "unpin", "quota", "no quota"]
+FAULTS = ["cancel", "fail moves", "fail work", "fail capture", "drop", "wait"]
+ADMIN_ACTIONS = ["pin", "pin", "unpin", "quota", "no quota"]
 SYSTEM_TOKENS = (0, 70, 140)
 PLAIN: dict[str, Any] = {}
-# What a request may ask for besides an answer; most ask for nothing.
+# Cache options of a request; most requests set none.
 EXTRAS = [
     *[PLAIN] * 6,
     {"ttl_s": 3.0},
@@ -40,12 +40,12 @@ EXTRAS = [
     {"may_reuse": False},
 ]
 UNTIL_IDLE = 1000
-# How many steps follow a request before anything else happens.
+# The number of steps that run after a request is submitted.
 THEN = st.sampled_from([UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, 3, 0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Three conversations, side requests, and an operator."""
+    """Three conversations, side requests, faults, and administration: pins and quotas."""
 
     @initialize(
         lanes=st.sampled_from([1, 1, 2, 3]),
@@ -76,19 +76,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         eviction = build_policy(policy, COST)
         profile = Profile(lanes, entries, anchors, keep, exchange, eviction, MAX_CONTEXT)
         num_pages = CONTEXT_PAGES + spare_pages
-        self.engine = ObservedScheduler(profile, num_pages, chunk, queue_limit, self.answered)
+        self.engine = ObservedScheduler(profile, num_pages, chunk, queue_limit, self.save_answer)
         self.spare_pages = spare_pages
         self.clients = [
             Conversation(str(index), words("system", size))
             for index, size in enumerate(SYSTEM_TOKENS)
         ]
         self.waiting: dict[str, Conversation] = {}
-        # The third client is of the other tenant, and keeps its own then.
+        # With two tenants, the third client belongs to the second, which has a quota.
         self.has_two_tenants = quota is not None
         if quota is not None:
-            self.care("quota", quota)
+            self.administer("quota", quota)
 
-    # What clients do.
+    # Requests of clients.
 
     def submit(
         self,
@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             client.restart()
 
     def submit_of(self, which: int, prompt: Prompt, then: int, **options) -> RequestId | None:
-        """Submit for one of the clients: its tenant, and the head that its system prompt is."""
+        """Submit for one client, with its tenant and its system prompt as a head."""
         heads = (Head(SYSTEM_TOKENS[which]),) if SYSTEM_TOKENS[which] else ()
         return self.submit(prompt, then, tenant=self._tenant(which), heads=heads, **options)
 
@@ -159,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.submit_main(which, self.clients[which].edited(back, num_words, think), then)
 
     @rule(which=CONVERSATIONS, retain=USUALLY, max_tokens=MAX_TOKENS, then=THEN)
-    def ask_the_same_again(self, which, retain, max_tokens, then):
+    def repeat_the_last_prompt(self, which, retain, max_tokens, then):
         client = self.clients[which]
         if client.last is not None:
             self.submit_main(which, client.last, then, retain=retain, max_tokens=max_tokens)
@@ -193,8 +193,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         then=THEN,
         extra=st.sampled_from(EXTRAS),
     )
-    def begin_with_a_shared_head(self, number, system, which, marked, retain, then, extra):
-        """A sub-agent: a head that others have too, and a question of its own."""
+    def start_with_a_shared_head(self, number, system, which, marked, retain, then, extra):
+        """A sub-agent request: a head that other requests share, and its own message."""
         prompt = user_turn(words(system, 140), words(("sub", number), 20), 1)
         heads = (Head(70), Head(140, marked))
         tenant = self._tenant(which)
@@ -218,7 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bounded=st.booleans(),
         then=THEN,
     )
-    def almost_the_same(self, which, change, position, bounded, then):
+    def submit_a_near_duplicate(self, which, change, position, bounded, then):
         client = self.clients[which]
         if client.last is None:
             return
@@ -232,16 +232,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.submit(Prompt(tokens, boundary), then, tenant=tenant)
 
     @rule(
-        what=st.sampled_from(TROUBLE),
+        what=st.sampled_from(FAULTS),
         index=st.integers(0, 20),
         seconds=st.sampled_from([0.5, 30.0, 61.0, 900.0]),
     )
-    def trouble(self, what, index, seconds):
-        """A client leaves, the next step on a request fails, something is dropped, time passes."""
+    def inject_fault(self, what, index, seconds):
+        """Cancel a request, fail work, moves or a capture, drop a sequence, advance the clock."""
         engine, open_ids = self.engine, self.engine.open_requests()
         match what:
             case "drop":
-                engine.take(engine.drop(index))
+                engine.apply_events(engine.drop(index))
             case "wait":
                 engine.now_s += seconds
             case "cancel" if open_ids:
@@ -254,12 +254,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 engine.failing.add(open_ids[index % len(open_ids)])
 
     @rule(
-        what=st.sampled_from(CARE),
+        what=st.sampled_from(ADMIN_ACTIONS),
         index=st.integers(0, 20),
         seconds=st.sampled_from([2.0, 30.0, 500.0]),
     )
-    def care(self, what, index, seconds=30.0):
-        """An operator pins something or lets it go, or gives the other tenant another quota."""
+    def administer(self, what, index, seconds=30.0):
+        """Pin or unpin a sequence, or change the quota of the second tenant."""
         engine, profile = self.engine, self.engine.profile
         match what:
             case "pin" if engine.mirror.kept():
@@ -273,7 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             case "no quota":
                 engine.set_quotas({})
 
-    # What the engine does.
+    # Steps of the engine.
 
     @rule(count=st.sampled_from([1, 2, 3, 10]), dropped=st.sampled_from([None, None, None, 0]))
     def steps(self, count, dropped):
@@ -289,11 +289,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.step(dropped)
             dropped = None
 
-    def answered(self, request_id: RequestId, answer: list[int]) -> None:
+    def save_answer(self, request_id: RequestId, answer: list[int]) -> None:
         client = self.waiting.pop(request_id, None)
         if client is not None:
             client.answer = answer
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.finish()
+            self.engine.drain_and_drop_all()

@@ -1,4 +1,4 @@
-"""One sequence as an observer knows it: plain values, and pages that are only numbers."""
+"""A sequence as the mirror records it: plain values, and page numbers of the mirror's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvreg_service.core.request import Request
 
 @dataclass
 class Seen:
-    """One sequence, as plain values. A page is a number that nobody else has, unless shared."""
+    """A running or kept sequence, or an anchor. An equal number means a shared page."""
 
     sequence_id: int
     tenant: str
@@ -38,7 +38,7 @@ class Seen:
 
     @property
     def positions(self) -> dict[str, int]:
-        """Where it can be resumed, by kind."""
+        """The positions from which it can be resumed, by kind."""
         found = {"append": self.frontier} if self.has_current else {}
         if self.checkpoint is not None:
             found[f"restore_{self.checkpoint_kind}"] = self.checkpoint
@@ -52,5 +52,5 @@ class Seen:
         return self.pinned_until_s is not None and now_s < self.pinned_until_s
 
     def cut_pages(self, position: int) -> None:
-        """At rest it holds the pages of what is reusable, and no more."""
+        """Drop the pages after ``position``."""
         del self.pages[(position + 63) // 64 :]

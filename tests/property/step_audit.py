@@ -1,4 +1,4 @@
-"""What must hold of every plan, and of bookkeeping, states and pages after every step."""
+"""Invariants of every plan, and of bookkeeping, states and pages after every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[Sequence, LaneId | None, EntryId | None, AnchorId | None]
 
 
 class StepAudit:
-    """Compares the scheduler with the observer and with what the runner really holds."""
+    """Compares the scheduler with the mirror and with the state slots and pages of the runner."""
 
     def __init__(self, scheduler: Scheduler, runner: FakeRunner, mirror: Mirror) -> None:
         self._scheduler = scheduler
@@ -24,34 +24,34 @@ class StepAudit:
         self._layout = scheduler.limits.layout
 
     def check_plan(self, plan: StepPlan) -> None:
-        """Nobody waits without need, and nobody writes what is not his own."""
+        """Check that each request progresses and writes only pages of its own."""
         self._check_progress(plan)
         pages = self._scheduler.holdings.pages
         for work in plan.work:
             for index in range(work.start // 64, (work.end + 63) // 64):
                 page = work.pages[index]
-                assert pages.references(page) == 1, "a shared page is written"
-                assert pages.state(page) is PageState.ACTIVE, "a full page is written"
+                assert pages.references(page) == 1, "a request writes a shared page"
+                assert pages.state(page) is PageState.ACTIVE, "a request writes a sealed page"
             request = self._mirror.requests[work.request_id]
             if request.boundary is not None and request.cache_policy.retain:
-                assert not work.start < request.boundary < work.end, "it runs over the boundary"
+                assert not work.start < request.boundary < work.end, "a chunk crosses the boundary"
 
     def _check_progress(self, plan: StepPlan) -> None:
         running = [lane for lane in self._scheduler.holdings.lanes if lane.run is not None]
         if not running:
-            assert not self._scheduler.queue_length, "all lanes are idle and somebody waits"
+            assert not self._scheduler.queue_length, "a request waits while all lanes are idle"
             return
         at_work = {work.lane for work in plan.work}
         first_s = min(lane.run.request.arrival_s for lane in running)
         oldest = {lane.lane_id for lane in running if lane.run.request.arrival_s == first_s}
-        assert oldest & at_work, "the oldest request waits"
+        assert oldest & at_work, "the oldest running request has no work in the plan"
         decoding = {lane.lane_id for lane in running if lane.run.num_output_tokens}
-        assert decoding <= at_work, "a decoding request waits"
+        assert decoding <= at_work, "a decoding request has no work in the plan"
         num_prefill = sum(len(work.token_ids) for work in plan.work if work.lane not in decoding)
         assert num_prefill <= self._scheduler.limits.prefill_chunk_tokens
 
     def check_bookkeeping(self, now_s: float) -> None:
-        """Every sequence is what and where the events said, and its states and pages are sound."""
+        """Check each sequence, its place, states and pages against the mirror and the runner."""
         self._scheduler.check_invariants(now_s)
         holdings = self._scheduler.holdings
         places: list[Place] = [
@@ -65,11 +65,11 @@ class StepAudit:
             slots += self._check_states(*place)
         ids = [place[0].sequence_id for place in places]
         assert sorted(ids) == sorted(self._mirror.sequences)
-        assert len(set(slots)) == len(slots), "two sequences own one state slot"
+        assert len(set(slots)) == len(slots), "two sequences own the same state slot"
         self._check_pages([place[0] for place in places])
 
     def _check_pages(self, sequences: list[Sequence]) -> None:
-        """Pages are shared exactly where the observer says so."""
+        """Check that sequences share the same pages as in the mirror."""
         pairs = {
             pair
             for sequence in sequences
@@ -106,7 +106,7 @@ class StepAudit:
             return
         pages = self._scheduler.holdings.pages
         for page in sequence.pages[: seen.frontier // 64]:
-            assert pages.state(page) is PageState.SEALED, "a full page is open"
+            assert pages.state(page) is PageState.SEALED, "a full page is not sealed"
 
     def _check_states(
         self,
@@ -115,7 +115,7 @@ class StepAudit:
         entry: EntryId | None,
         anchor: AnchorId | None,
     ) -> list[int]:
-        """Return the slots that are the sequence's own."""
+        """Check the sequence's states in the runner; return the state slots that it owns."""
         layout, tokens, owned = self._layout, tuple(sequence.ledger.tokens), {}
         if anchor is not None:
             owned[layout.anchor(anchor)] = len(tokens)
@@ -127,7 +127,7 @@ class StepAudit:
             slot = layout.entry_checkpoint(entry) if lane is None else layout.lane_checkpoint(lane)
             owned[slot] = sequence.checkpoint.position
         for slot, position in owned.items():
-            # A state at position 0 is never read: whatever is in the slot, computing starts anew.
+            # A state at position 0 is never read: prefill starts from the zero state.
             if position:
                 assert self._runner.state(slot) == tokens[:position]
                 assert self._runner.holds(sequence.pages, slot)

@@ -1,4 +1,4 @@
-"""The page pool against counts kept by hand, and page contents that nobody may spoil."""
+"""The page pool against reference counts of page tables, and page contents that must persist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Table:
 
 
 class PagePoolMachine(RuleBasedStateMachine):
-    """Owners allocate, write, rest, resume, branch and leave in any order."""
+    """Owners allocate, write, keep, resume, branch and release in any order."""
 
     tables = Bundle("tables")
 
@@ -74,12 +74,12 @@ class PagePoolMachine(RuleBasedStateMachine):
             assert self.pool.num_free == len(free)
             return
         assert len(taken) == len(set(taken)) == count <= len(free)
-        assert set(taken) <= free, "a page that somebody holds was handed out"
+        assert set(taken) <= free, "a page in use was allocated"
         runs = [
             start for start in range(self.num_pages) if all(start + i in free for i in range(count))
         ]
         if count and after is not None and after + 1 in runs:
-            assert taken[0] == after + 1, "the pages behind the last one are preferred"
+            assert taken[0] == after + 1, "the pages after the last one were free but not taken"
         if runs:
             assert taken == list(range(taken[0], taken[0] + count)) if count else not taken
         table.pages += taken
@@ -99,14 +99,14 @@ class PagePoolMachine(RuleBasedStateMachine):
                 assert self.pool.state(page) is PageState.SEALED
 
     @rule(table=tables)
-    def rest(self, table):
+    def keep(self, table):
         if not table.is_kept:
             self.pool.keep(table.pages)
             table.is_kept = True
 
     @rule(table=tables)
     def resume(self, table):
-        """Go on writing in the last page, in a copy if somebody else holds it too."""
+        """Continue to write the last page, in a copy if another table shares it."""
         if not table.is_kept:
             return
         self.pool.resume(table.pages)
@@ -155,7 +155,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         return copy
 
     @rule(table=consumes(tables))
-    def leave(self, table):
+    def release(self, table):
         before = self.pool.num_free
         owned = sum(self.references(page) == 1 for page in table.pages)
         freed = self.pool.release(table.pages, is_kept=table.is_kept)
@@ -163,7 +163,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert freed == owned == self.pool.num_free - before
 
     @rule()
-    def count_anew(self):
+    def recount(self):
         before = self.pool.count()
         self.pool.recount(*self._tables())
         assert self.pool.count() == before
@@ -175,7 +175,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def the_counts_are_those_kept_by_hand(self):
+    def counts_match_the_tables(self):
         self.pool.check_invariants(*self._tables())
         assert self.pool.num_free == len(self.free_pages())
         counts = self.pool.count()
@@ -187,7 +187,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert counts[PageState.CACHED] == len(only_kept)
 
     @invariant()
-    def every_owner_reads_what_it_wrote(self):
+    def pages_hold_what_their_table_wrote(self):
         for table in self.alive:
             assert [self.content[page] for page in table.pages] == table.written
 
@@ -199,5 +199,5 @@ class PagePoolMachine(RuleBasedStateMachine):
             assert self.pool.num_free == self.num_pages
 
 
-def test_pages_are_never_lost_nor_given_to_two_owners_nor_spoiled():
+def test_pages_are_never_leaked_nor_double_allocated_nor_overwritten():
     run_state_machine_as_test(PagePoolMachine, settings=settings(stateful_step_count=50))

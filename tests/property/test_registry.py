@@ -1,4 +1,4 @@
-"""The registry's moves, carried out on slots that remember whose state they hold."""
+"""The registry's state moves, executed on slots that record the owner of their state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CURRENT, CHECKPOINT = "current", "checkpoint"
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """Sequences with either state or both wander between lanes and entries."""
+    """Moves sequences with a current state, a checkpoint or both between lanes and entries."""
 
     @initialize(lanes=st.integers(1, 3), entries=st.integers(1, 4), keep=st.booleans())
     def start(self, lanes, entries, keep):
@@ -38,10 +38,10 @@ class RegistryMachine(RuleBasedStateMachine):
         self.slots: list[object] = [None] * self.layout.num_slots
         self.on_lane: dict[LaneId, Sequence] = {}
         self.origin: dict[SequenceId, SequenceId] = {}
-        """Whose states a sequence carries: a fork has those of its origin."""
+        """The sequence whose states a sequence holds: a fork holds those of its origin."""
         self.num_sequences = 0
 
-    def carry_out(self, moves: list[StateMove]) -> None:
+    def execute(self, moves: list[StateMove]) -> None:
         for move in moves:
             match move:
                 case SlotCopy(src, dst):
@@ -49,7 +49,7 @@ class RegistryMachine(RuleBasedStateMachine):
                 case SlotSwap(first, second):
                     self.slots[first], self.slots[second] = self.slots[second], self.slots[first]
                 case _:
-                    raise AssertionError("pages only change owner")
+                    raise AssertionError("the registry moves no pages")
 
     def new_id(self) -> SequenceId:
         self.num_sequences += 1
@@ -68,7 +68,7 @@ class RegistryMachine(RuleBasedStateMachine):
         return sequence.checkpoint is not None if at_checkpoint else sequence.has_current
 
     @rule(index=st.integers(0, 2), states=st.sampled_from(["both", CURRENT, CHECKPOINT]))
-    def run_a_new_one(self, index, states):
+    def start_new_sequence(self, index, states):
         lane = self.lane(index)
         sequence = Sequence(
             sequence_id=self.new_id(),
@@ -81,7 +81,7 @@ class RegistryMachine(RuleBasedStateMachine):
         )
         self.origin[sequence.sequence_id] = sequence.sequence_id
         self.on_lane[lane] = sequence
-        # Whatever is not this sequence's own must never be read again.
+        # A slot without a valid state must never be read.
         self.slots[self.layout.lane_current(lane)] = (sequence.sequence_id, CURRENT)
         self.slots[self.layout.lane_checkpoint(lane)] = (sequence.sequence_id, CHECKPOINT)
         if not sequence.has_current:
@@ -99,7 +99,7 @@ class RegistryMachine(RuleBasedStateMachine):
             with pytest.raises(InvariantBroken):
                 self.registry.detach(sequence, lane, entry)
             return
-        self.carry_out(self.registry.detach(sequence, lane, entry))
+        self.execute(self.registry.detach(sequence, lane, entry))
         del self.on_lane[lane]
 
     @rule(index=st.integers(0, 2), entry_index=st.integers(0, 3), at_checkpoint=st.booleans())
@@ -108,9 +108,9 @@ class RegistryMachine(RuleBasedStateMachine):
         if lane in self.on_lane or not self.can_attach(entry, at_checkpoint):
             return
         sequence = self.registry.get(entry)
-        self.carry_out(self.registry.attach(entry, lane, at_checkpoint=at_checkpoint))
+        self.execute(self.registry.attach(entry, lane, at_checkpoint=at_checkpoint))
         assert self.registry.find(entry) is None
-        self._arrived(sequence, lane, at_checkpoint)
+        self._check_attached(sequence, lane, at_checkpoint)
 
     @rule(index=st.integers(0, 2), entry_index=st.integers(0, 3), at_checkpoint=st.booleans())
     def exchange(self, index, entry_index, at_checkpoint):
@@ -122,12 +122,12 @@ class RegistryMachine(RuleBasedStateMachine):
             return
         sequence = self.registry.get(entry)
         moves = self.registry.exchange(entry, lane, displaced, at_checkpoint=at_checkpoint)
-        self.carry_out(moves)
+        self.execute(moves)
         assert self.registry.find(entry) is displaced
-        self._arrived(sequence, lane, at_checkpoint)
+        self._check_attached(sequence, lane, at_checkpoint)
 
-    def _arrived(self, sequence: Sequence, lane: LaneId, at_checkpoint: bool) -> None:
-        """The lane's current state is the one that computing goes on from."""
+    def _check_attached(self, sequence: Sequence, lane: LaneId, at_checkpoint: bool) -> None:
+        """Check that the lane's current slot holds the attached state."""
         owner = self.origin[sequence.sequence_id]
         expected = (owner, CHECKPOINT if at_checkpoint else CURRENT)
         assert self.slots[self.layout.lane_current(lane)] == expected
@@ -139,7 +139,7 @@ class RegistryMachine(RuleBasedStateMachine):
         lane = self.lane(index)
         sequence = self.on_lane.get(lane)
         if sequence is not None and sequence.checkpoint is not None:
-            self.carry_out([self.registry.restore(lane)])
+            self.execute([self.registry.restore(lane)])
             owner = self.origin[sequence.sequence_id]
             assert self.slots[self.layout.lane_current(lane)] == (owner, CHECKPOINT)
             sequence.has_current = False
@@ -165,7 +165,7 @@ class RegistryMachine(RuleBasedStateMachine):
             from_lane=lane if on_lane else None,
             from_entry=None if on_lane else from_entry,
         )
-        self.carry_out(moves)
+        self.execute(moves)
 
     @rule(entry_index=st.integers(0, 3), index=st.integers(0, 2), at_checkpoint=st.booleans())
     def attach_and_leave_a_fork_in_place(self, entry_index, index, at_checkpoint):
@@ -175,10 +175,10 @@ class RegistryMachine(RuleBasedStateMachine):
         sequence = self.registry.get(entry)
         copy = replace(sequence, sequence_id=self.new_id())
         self.origin[copy.sequence_id] = self.origin[sequence.sequence_id]
-        self.carry_out(self.registry.attach(entry, lane, at_checkpoint=at_checkpoint))
+        self.execute(self.registry.attach(entry, lane, at_checkpoint=at_checkpoint))
         moves = self.registry.fork(copy, entry, from_lane=None, from_entry=entry)
-        assert not moves, "the states are there already"
-        self._arrived(sequence, lane, at_checkpoint)
+        assert not moves, "the entry holds the states already"
+        self._check_attached(sequence, lane, at_checkpoint)
 
     @rule(entry_index=st.integers(0, 5))
     def remove(self, entry_index):
@@ -192,11 +192,11 @@ class RegistryMachine(RuleBasedStateMachine):
         assert self.registry.find(entry) is None
 
     @rule(index=st.integers(0, 2))
-    def leave(self, index):
+    def finish(self, index):
         self.on_lane.pop(self.lane(index), None)
 
     @invariant()
-    def every_state_is_where_its_sequence_is(self):
+    def slots_hold_the_states_of_their_sequence(self):
         for lane, sequence in self.on_lane.items():
             self._check(sequence, self.layout.lane_current(lane), self.layout.lane_checkpoint(lane))
         for entry, sequence in self.registry:
@@ -217,12 +217,12 @@ class RegistryMachine(RuleBasedStateMachine):
             assert self.slots[checkpoint] == (owner, CHECKPOINT)
 
     @invariant()
-    def kept_and_empty_entries_add_up(self):
+    def every_entry_is_kept_or_empty(self):
         kept = dict(self.registry)
         assert self.registry.num_kept == len(kept)
         empty = self.registry.empty_entries()
         assert sorted([*kept, *empty]) == list(range(self.layout.entries))
 
 
-def test_states_follow_their_sequence_through_any_chain_of_moves():
+def test_slots_hold_the_states_of_their_sequence_after_any_moves():
     run_state_machine_as_test(RegistryMachine, settings=settings(stateful_step_count=50))

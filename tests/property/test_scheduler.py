@@ -1,4 +1,4 @@
-"""Random traffic is answered as if cold, reuses all that is kept, and leaks nothing."""
+"""Random traffic: outputs equal those of a cold run, reuse is maximal, and no page leaks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from random import Random
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from scheduler_machine import CARE, EXTRAS, MAX_CONTEXT, TROUBLE, UNTIL_IDLE, SchedulerMachine
+from scheduler_machine import (
+    ADMIN_ACTIONS,
+    EXTRAS,
+    FAULTS,
+    MAX_CONTEXT,
+    UNTIL_IDLE,
+    SchedulerMachine,
+)
 
 from kvreg_service.core.policies import POLICY_NAMES
 
 
-def test_any_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept():
+def test_short_traffic_gives_cold_outputs_and_the_longest_reuse():
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(max_examples=settings().max_examples * 3, stateful_step_count=40),
@@ -20,8 +27,8 @@ def test_any_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept():
 
 
 @pytest.mark.parametrize("seed", range(96))
-def test_long_traffic_is_answered_as_if_cold_and_reuses_all_that_is_kept(seed):
-    """Few profiles and many turns, where the machine above tries many profiles with few turns."""
+def test_long_traffic_gives_cold_outputs_and_the_longest_reuse(seed):
+    """Long traffic per profile; the state machine above has many profiles and short traffic."""
     rng = Random(seed)
     machine = SchedulerMachine()
     machine.start(
@@ -62,8 +69,8 @@ def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
         "continue": 17,
         "edit": 5,
         "almost": 5,
-        "trouble": 8,
-        "care": 5,
+        "inject_fault": 8,
+        "administer": 5,
         "steps": 10,
     }
     match rng.choices(list(actions), list(actions.values()))[0]:
@@ -74,16 +81,18 @@ def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
         case "sub-agent":
             system = rng.choice(["system", "system", "other", "third"])
             number, marked = rng.randrange(6), rng.random() < 0.2
-            machine.begin_with_a_shared_head(number, system, which, marked, usually(), then, extra)
-        case "care":
-            machine.care(rng.choice(CARE), rng.randrange(20), rng.choice([2.0, 30.0, 500.0]))
+            machine.start_with_a_shared_head(number, system, which, marked, usually(), then, extra)
+        case "administer":
+            machine.administer(
+                rng.choice(ADMIN_ACTIONS), rng.randrange(20), rng.choice([2.0, 30.0, 500.0])
+            )
         case "side":
             size = rng.choice([20, 150])
             machine.unrelated_side_request(rng.randrange(4), size, max_tokens, usually(), then)
         case "postfix":
             machine.side_request_on_the_history(which, num_words, think, usually(), then)
         case "same":
-            machine.ask_the_same_again(which, usually(), max_tokens, then)
+            machine.repeat_the_last_prompt(which, usually(), max_tokens, then)
         case "continue":
             extra = rng.choice([0, 1, 70])
             machine.continue_the_answer(which, extra, usually(), usually(), max_tokens, then)
@@ -92,9 +101,9 @@ def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
         case "almost":
             change = rng.choice(["cut", "mutate", "tenant"])
             position = rng.randrange(MAX_CONTEXT)
-            machine.almost_the_same(which, change, position, usually(), then)
-        case "trouble":
-            what = rng.choice(TROUBLE)
-            machine.trouble(what, rng.randrange(20), rng.choice([0.5, 0.5, 30.0, 61.0, 900.0]))
+            machine.submit_a_near_duplicate(which, change, position, usually(), then)
+        case "inject_fault":
+            what = rng.choice(FAULTS)
+            machine.inject_fault(what, rng.randrange(20), rng.choice([0.5, 0.5, 30.0, 61.0, 900.0]))
         case "steps":
             machine.steps(rng.choice([1, 2, 3, 10]), rng.choice([None, None, None, 0]))
