@@ -1,1 +1,1 @@
-"""The Kubernetes operator of kvreg. It talks to the service over HTTP only."""
+"""The Kubernetes operator of kvreg. It knows engines by their HTTP routes only."""

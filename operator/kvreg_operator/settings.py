@@ -1,7 +1,7 @@
 """The settings of the operator's process, from the environment only.
 
-Owns names, types, limits and defaults. What one set of engines serves is no setting of the
-process: that is in its profile. How the cluster is reached is the Kubernetes client's own business.
+Owns names, types, limits and defaults. The settings of engines are in their profiles. The
+Kubernetes client finds the cluster itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX = "KVREG_OPERATOR_"
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-# Kubernetes puts these into every pod beside a Service called "kvreg-operator".
+# Kubernetes sets these in every pod beside a Service named "kvreg-operator".
 _SERVICE_LINK = re.compile(rf"{ENV_PREFIX}(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 
 
@@ -26,9 +26,9 @@ class InvalidSettings(Exception):
 
 
 class Settings(BaseSettings):
-    """What the operator is told at its start. Use ``load_settings``, which reports every problem.
+    """The settings. Use ``load_settings``, which reports every problem.
 
-    A variable that is set to nothing counts as not set.
+    An empty variable counts as not set.
     """
 
     model_config = SettingsConfigDict(
@@ -39,21 +39,24 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
     )
 
-    # There is no default: watching a namespace that nobody named takes rights nobody gave.
+    # No default: the operator has rights only in the namespaces of its Roles.
     namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
-        min_length=1, description="Namespaces whose profiles are carried out, with commas."
+        min_length=1, description="Namespaces whose profiles are applied, separated by commas."
     )
-    # A file can change while the operator runs; it is read anew with each look.
+    # A file can change while the operator runs; each reconcile reads it again.
     api_key_file: Path | None = Field(
-        default=None, description="File with an administrator's key of the engines."
+        default=None, description="File with an administrator's API key of the engines."
     )
-    # Nothing but this machine reaches a process that nobody configured; a pod sets 0.0.0.0.
+    # Without configuration, only this machine reaches the process; a pod sets 0.0.0.0.
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     metrics_port: int = Field(default=9090, ge=1, le=65535, description="Port of /metrics.")
     liveness_port: int = Field(default=8080, ge=1, le=65535, description="Port of /healthz.")
     # What sends no event, such as an engine that becomes idle, is noticed after this time.
     resync_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Time between two passes over every profile."
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="Time between two reconciles of every profile without an event.",
     )
     # Four lists; with the delays of the probe and of the end still within two minutes.
     deaf_after_s: float = Field(
@@ -63,7 +66,7 @@ class Settings(BaseSettings):
         description="Time without a complete list in any namespace until the probe fails.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level that is logged."
+        default="info", description="Lowest level that is logged."
     )
 
     @field_validator("namespaces", mode="before")
@@ -80,7 +83,7 @@ class Settings(BaseSettings):
         if wrong:
             raise PydanticCustomError(
                 "no_namespace",
-                "must be names of namespaces, without patterns; {wrong} is none",
+                "must be names of namespaces, without patterns; {wrong} is not one",
                 {"wrong": ", ".join(wrong)},
             )
         return value
@@ -94,10 +97,10 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Read the environment into one frozen object.
+    """Load the settings from the environment.
 
     Raises:
-        InvalidSettings: Anything is invalid; the message lists every problem, one a line.
+        InvalidSettings: Any setting is invalid; the message lists every problem, one per line.
     """
     problems = _find_unknown_names()
     settings: Settings | None = None

@@ -189,7 +189,7 @@ def test_profile_can_be_deleted_and_engines_go_on(release: Release) -> None:
         ({"currentState": "Maybe"}, "Keep"),
         ({"canary": {"pods": 0}}, "greater than or equal to 1"),
         ({"rollout": {"strategy": "Recreate"}}, "RollingUpdate"),
-        ({"targetRef": {"name": "other"}}, "targetRef cannot be changed"),
+        ({"targetRef": {"name": "other"}}, "targetRef is immutable"),
         ({"lane": 2}, "unknown field"),
     ],
 )

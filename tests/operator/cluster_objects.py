@@ -1,4 +1,4 @@
-"""What is in the fake cluster of the tests: a StatefulSet, its pods and profiles of it."""
+"""The objects of the fake cluster: a StatefulSet, its pods and its profiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hash_of(name: str = "small", **spec: Any) -> str:
 
 
 def template(api: FakeApi, settings_hash: str | None = None) -> Manifest:
-    """Return a pod template whose engine is the fake's, with settings or without."""
+    """Return a pod template whose engine is the fake engine, with settings or without."""
     engine = {
         "name": "engine",
         "image": "engine:1",
@@ -108,7 +108,7 @@ def put_pod(
 
 
 def put_served(api: FakeApi, **spec: Any) -> None:
-    """Put a profile that its one pod serves, with everything that belongs to it."""
+    """Put a profile that its one pod serves, with all objects that belong to it."""
     settings_hash = hash_of(**spec)
     put_profile(api, **spec)
     put_target(api, settings_hash)
@@ -129,7 +129,7 @@ def read(api: FakeApi, path: str = PROFILE_PATH) -> KVRegistryProfile:
 
 @asynccontextmanager
 async def clients(api: FakeApi, **engines: Any) -> AsyncIterator[tuple[ClusterApi, Engines]]:
-    """Serve the fake, and connect real clients with it."""
+    """Serve the fake, and connect real clients to it."""
     async with api.serve():
         configuration = Configuration(host=api.url)
         async with ApiClient(configuration) as client, httpx.AsyncClient(trust_env=False) as http:

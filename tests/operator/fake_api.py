@@ -1,7 +1,7 @@
 """An API server and engines on one loopback port, as far as the operator uses them.
 
-Real HTTP for the real clients. It stores objects, merges patches, checks preconditions, streams
-watches, and keeps every request. It validates nothing and knows no defaults: for that there is the
+It speaks HTTP with the real clients, stores objects, merges patches, checks preconditions, streams
+watches, and keeps every request. It validates nothing and sets no defaults: tests/cluster has a
 real API server.
 """
 
@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asked."""
+    """A request that the fake received."""
 
     method: str
     path: str
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass
 class FakeEngine:
-    """What the engine of every pod says."""
+    """The engine of every pod."""
 
     lanes: int = 1
     entries: int = 2
@@ -67,16 +67,17 @@ class FakeEngine:
 
 
 class FakeApi:
-    """Objects by path. ``refusals`` maps "verb plural" to a status, ``deaf`` holds plurals.
+    """Objects by path. ``refusals`` maps "verb plural" to a status.
 
-    Whatever is asked of ``lost_namespaces`` is refused.
+    Watches do not deliver the plurals in ``silenced``. Every request for a namespace in
+    ``lost_namespaces`` is refused.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Manifest] = {}
         self.requests: list[Request] = []
         self.refusals: dict[str, int] = {}
-        self.deaf: set[str] = set()
+        self.silenced: set[str] = set()
         self.lost_namespaces: set[str] = set()
         self.engine = FakeEngine()
         self.port = 0
@@ -92,7 +93,7 @@ class FakeApi:
         return [request for request in self.requests if request.is_write]
 
     def put(self, path: str, manifest: Manifest) -> Manifest:
-        """Store an object under a new version and tell the watches."""
+        """Store an object under a new version, and send it to the watches."""
         self.version += 1
         name = path.rpartition("/")[2]
         kind = "ADDED" if path not in self.objects else "MODIFIED"
@@ -106,27 +107,27 @@ class FakeApi:
             "resourceVersion": str(self.version),
         }
         self.objects[path] = {**manifest, "metadata": metadata}
-        self._tell(kind, path)
+        self._send_event(kind, path)
         return self.objects[path]
 
     def remove(self, path: str) -> None:
-        self._tell("DELETED", path)
+        self._send_event("DELETED", path)
         del self.objects[path]
 
     def end_watches(self) -> None:
-        """Cut every watch off, as a server that restarts."""
+        """Close every watch, as a server that restarts."""
         for _, queue in self._watches:
             queue.put_nowait(None)
 
     def send_error(self, plural: str, code: int) -> None:
-        """Send an error within the watches of a kind, as for a version that is too old."""
+        """Send an ERROR event to the watches of a kind, as for a version that is too old."""
         for watched, queue in self._watches:
             if watched.endswith(f"/{plural}"):
                 queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": code}})
 
-    def _tell(self, kind: str, path: str) -> None:
+    def _send_event(self, kind: str, path: str) -> None:
         collection = path.rpartition("/")[0]
-        if collection.rpartition("/")[2] in self.deaf:
+        if collection.rpartition("/")[2] in self.silenced:
             return
         for watched, queue in self._watches:
             if watched == collection:
@@ -162,30 +163,30 @@ class FakeApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         text = await request.text()
         body = json.loads(text) if text else None
-        asked = Request(
+        received = Request(
             request.method, request.path, dict(request.query), request.content_type, body
         )
         if (answer := self.answer_engine(request)) is not None:
             if self.engine.is_hung:
                 await asyncio.Event().wait()
             return answer
-        self.requests.append(asked)
+        self.requests.append(received)
         if (discovered := _discover(request.path)) is not None:
             return web.json_response(discovered)
         collection, name, subresource = _split(request.path)
         if collection.split("/")[-2] in self.lost_namespaces:
             return _failure(403)
-        verb = "watch" if asked.is_watch else request.method.lower()
+        verb = "watch" if received.is_watch else request.method.lower()
         if name is None and verb in ("get", "post"):
             verb = {"get": "list", "post": "create"}[verb]
         plural = collection.rpartition("/")[2]
         if (status := self.refusals.get(f"{verb} {plural}")) is not None:
             return _failure(status)
-        if asked.is_watch:
+        if received.is_watch:
             return await self._watch(request, collection)
         if name is None and request.method == "GET":
-            return web.json_response(self._list(collection, asked.query))
-        return self._change(asked, collection, name, subresource)
+            return web.json_response(self._list(collection, received.query))
+        return self._change(received, collection, name, subresource)
 
     def _list(self, collection: str, query: dict[str, str]) -> Manifest:
         wanted = [term.split("=") for term in query.get("labelSelector", "").split(",") if term]
@@ -203,30 +204,30 @@ class FakeApi:
         return {"metadata": metadata, "items": items[begin:end]}
 
     def _change(
-        self, asked: Request, collection: str, name: str | None, subresource: str | None
+        self, received: Request, collection: str, name: str | None, subresource: str | None
     ) -> web.Response:
-        path = f"{collection}/{name or asked.body['metadata']['name']}"
+        path = f"{collection}/{name or received.body['metadata']['name']}"
         existing = self.objects.get(path)
-        if asked.method == "POST":
+        if received.method == "POST":
             if existing is not None:
                 return _failure(409)
-            return web.json_response(self.put(path, asked.body), status=201)
-        if existing is None and not asked.content_type.endswith("apply-patch+yaml"):
+            return web.json_response(self.put(path, received.body), status=201)
+        if existing is None and not received.content_type.endswith("apply-patch+yaml"):
             return _failure(404)
-        if asked.method == "GET":
+        if received.method == "GET":
             return web.json_response(existing)
-        if asked.method == "DELETE":
+        if received.method == "DELETE":
             assert existing is not None
-            uid = (asked.body or {}).get("preconditions", {}).get("uid")
+            uid = (received.body or {}).get("preconditions", {}).get("uid")
             if uid not in (None, existing["metadata"]["uid"]):
                 return _failure(409)
             self.remove(path)
             return web.json_response({"kind": "Status", "status": "Success"})
-        patch = asked.body if subresource is None else _part(asked.body, subresource)
+        patch = received.body if subresource is None else _part(received.body, subresource)
         if (status := self._find_refusal(collection, existing, patch)) is not None:
             return _failure(status)
         if existing is not None and merge(existing, patch) == existing:
-            # A write that changes nothing makes no version.
+            # A write that changes nothing creates no version.
             return web.json_response(existing)
         return web.json_response(self.put(path, merge(existing or {}, patch)))
 
@@ -237,7 +238,7 @@ class FakeApi:
         if "uid" in condition and condition["uid"] != found.get("uid"):
             return 409
         if existing is None:
-            # Only now does an apply ask whether it may create; the version is no condition then.
+            # An apply needs the right to create only now; the version is no condition then.
             return self.refusals.get(f"create {collection.rpartition('/')[2]}")
         if condition.get("resourceVersion", found["resourceVersion"]) != found["resourceVersion"]:
             return 409
@@ -253,7 +254,7 @@ class FakeApi:
         return response
 
     def _forget_pods(self) -> None:
-        """Let readiness fail, as it does when an engine drains."""
+        """Make all pods unready, as when an engine drains."""
         pods = [path for path in self.objects if path.rpartition("/")[0].endswith("/pods")]
         for path in pods:
             unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}

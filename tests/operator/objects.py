@@ -1,4 +1,4 @@
-"""Profiles, pods and engines of the operator's tests, with everything but what a test is about."""
+"""Profiles, pods and engines for tests, with defaults for all that a test is not about."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_profile(
     status: ProfileStatus | None = None,
     **spec: Any,
 ) -> KVRegistryProfile:
-    """Make a profile from fields of the spec as a person writes them."""
+    """Make a profile from fields of the spec, in camelCase."""
     asked = {"targetRef": {"name": TARGET}, "lanes": 1, "registryEntries": 2, **spec}
     profile = KVRegistryProfile.model_validate(
         {
@@ -109,7 +109,7 @@ def unstarted_pod(ordinal: int, served: KVRegistryProfile, **changes: Any) -> Po
 
 
 def make_target(served: KVRegistryProfile | None, replicas: int, **changes: Any) -> Target:
-    """Make a target whose template is that of a profile, or one nobody has touched."""
+    """Make a target whose template is that of a profile, or has no settings."""
     target = Target(
         uid="uid-of-target",
         resource_version="40",
@@ -133,7 +133,7 @@ def desire(profile: KVRegistryProfile, target: Target) -> DesiredState:
 
 
 def plan_for(profile: KVRegistryProfile, observation: Observation, now_s: float) -> Plan:
-    """Plan for a profile in what was observed for any."""
+    """Plan for a profile, with all else that was observed."""
     return plan(replace(observation, profile=profile), now_s)
 
 

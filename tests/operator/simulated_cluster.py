@@ -1,7 +1,7 @@
-"""A cluster small enough to hold in the head: a StatefulSet, its controller, pods with engines.
+"""A minimal cluster: a StatefulSet, its controller, and pods with engines.
 
 It executes the actions of a plan, as the operator and Kubernetes would, and refuses with an
-AssertionError those that no operator may ask for. Time passes in ticks.
+AssertionError those that no plan may contain. Time passes in ticks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SimulatedJob:
 
 @dataclass
 class SimulatedCluster:
-    """One target with one profile in charge of it."""
+    """One target and its senior profile."""
 
     profile: KVRegistryProfile
     replicas: int
@@ -107,7 +107,7 @@ class SimulatedCluster:
     def seen_revision(self) -> str:
         return f"{self.seen_image}-{self.seen_hash}"
 
-    # What happens by itself.
+    # Kubernetes and the engines.
 
     def tick(self) -> None:
         self.ticks += 1
@@ -129,7 +129,7 @@ class SimulatedCluster:
     def _create(self, ordinal: int) -> None:
         name = None if self.seen_hash is None else config_map_name(TARGET, self.seen_hash)
         if name is not None and name not in self.config_maps:
-            # The volume cannot be mounted; the kubelet tries again.
+            # The volume cannot be mounted; the kubelet retries.
             return
         served = self.bare_spec if self.seen_hash is None else self.specs[self.seen_hash]
         self.pods_made += 1
@@ -143,7 +143,7 @@ class SimulatedCluster:
             or served.registry_entries > MAX_ENTRIES_THAT_FIT,
         )
 
-    # What the operator sees and does.
+    # The user and the operator.
 
     def edit(self, **changes: object) -> None:
         """Change fields of the spec, as ``kubectl edit`` does."""
@@ -214,14 +214,14 @@ class SimulatedCluster:
         return Observation(self.profile, target, tuple(pods), maps, self.others, tuple(jobs))
 
     def reconcile(self, arrival: int | None = None) -> Plan:
-        """Observe, plan, execute and write the status: one pass of the operator.
+        """Observe, plan, execute and write the status: one reconcile.
 
-        With ``arrival``, a request comes to that pod between the look at it and the execution.
+        With ``arrival``, that pod gets a request between the observation and the execution.
         """
         self.specs[hash_of(self.profile)] = self.profile.spec
         planned = plan(self.observe(), NOW_S + self.ticks * TICK_S)
         touching = [a for a in planned.actions if isinstance(a, DrainPod | DeletePod)]
-        assert len(touching) <= 1, "more than one pod in one pass"
+        assert len(touching) <= 1, "more than one pod in one reconcile"
         if arrival is not None and arrival in self.pods and self.pods[arrival].serves:
             self.pods[arrival].busy_ticks = 2
         if planned.actions:
@@ -240,7 +240,7 @@ class SimulatedCluster:
         )
 
     def _require_fit(self) -> None:
-        """Settings that do not fit are tried only where no engine serves and no Job could tell."""
+        """Settings that do not fit are tried only if no engine serves and the Job has failed."""
         was_written = config_map_name(TARGET, hash_of(self.profile)) in self.config_maps
         if self.fit.fits or was_written:
             return
@@ -270,8 +270,8 @@ class SimulatedCluster:
                 self._require_unused(name)
                 self.config_maps.remove(name)
             case RunFitJob(name=name):
-                asked = [pod for k, pod in self.pods.items() if k < self.replicas and pod.serves]
-                assert not asked, "an engine can be asked"
+                serving = [pod for k, pod in self.pods.items() if k < self.replicas and pod.serves]
+                assert not serving, "an engine can report the fit"
                 self.jobs[name] = SimulatedJob(self.fit, self.loses_jobs)
             case DeleteFitJob(name=name):
                 del self.jobs[name]

@@ -1,4 +1,4 @@
-"""Names that the operator shares with the service and the dashboards, which it does not import."""
+"""Names that the operator shares with the service and the dashboards without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole process beside a fake API server: it starts, works within its rights, and ends."""
+"""The whole process with a fake API server: it starts, works within its rights, and ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.operator.cluster_objects import (
 )
 from tests.operator.fake_api import FakeApi, Request, path_of
 
-# What the Role of the chart grants; discovery is everybody's.
+# The rights of the chart's Role. Discovery needs none.
 RIGHTS = {
     "kvregistryprofiles": {"list", "watch"},
     "kvregistryprofiles/status": {"patch"},
@@ -42,7 +42,7 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class Operator:
-    """A running process. Its log is what it wrote on standard output."""
+    """A running process. Its log is its standard output."""
 
     process: asyncio.subprocess.Process
     healthz: str
@@ -62,7 +62,7 @@ class Operator:
 async def run_operator(api: FakeApi, tmp_path: Path, **settings: str) -> AsyncIterator[Operator]:
     ports = [free_port(), free_port()]
     environment = {
-        # Of the machine's environment nothing, or a test might reach a real cluster.
+        # Nothing of the machine's environment, or a test could reach a real cluster.
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "KUBECONFIG": str(api.write_kubeconfig(tmp_path / "kubeconfig")),
@@ -93,7 +93,7 @@ def free_port() -> int:
 
 
 async def until(condition: Callable[[], bool], operator: Operator) -> None:
-    """Wait for what the process does."""
+    """Wait until the process has done something."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while not condition():  # noqa: ASYNC110 - it is another process
@@ -112,7 +112,7 @@ def run(
     story: Callable[[FakeApi, Operator], Awaitable[None]],
     **settings: str,
 ) -> None:
-    """Play a story beside the process, in a cluster whose idle pod has yet to get the profile."""
+    """Run a story with the process, in a cluster whose idle pod does not serve the profile yet."""
 
     async def play() -> None:
         api = FakeApi()
@@ -157,9 +157,9 @@ def test_profile_is_rolled_within_the_rights_of_a_role(tmp_path: Path) -> None:
         assert [name for name in OPERATOR_METRICS if f"\n{name}" not in scrape] == []
         assert (await get(operator.healthz)).status_code == 200
         assert await operator.end() == 0
-        asked = {right(r) for r in api.requests if DISCOVERY.fullmatch(r.path) is None}
-        assert {each for each in asked if each[1] not in RIGHTS.get(each[0], set())} == set()
-        # Foreign objects get nothing of ours but the template and its strategy.
+        used = {right(r) for r in api.requests if DISCOVERY.fullmatch(r.path) is None}
+        assert {each for each in used if each[1] not in RIGHTS.get(each[0], set())} == set()
+        # The operator changes nothing but the template and the strategy of objects of others.
         patched = {r.path for r in api.writes if r.method == "PATCH"}
         name = f"chat-profile-{hash_of()}"
         assert patched == {f"{PROFILE_PATH}/status", TARGET_PATH, path_of("configmaps", name)}
@@ -172,7 +172,7 @@ def test_silent_watches_cost_a_resync_at_most(tmp_path: Path) -> None:
     async def story(api: FakeApi, operator: Operator) -> None:
         api.engine.running = 1
         await until(lambda: condition(api, "RolloutDeferred") == "True", operator)
-        api.deaf.update({"kvregistryprofiles", "pods"})
+        api.silenced.update({"kvregistryprofiles", "pods"})
         put_profile(api, rollout={"paused": True})
         await until(lambda: waits_for(api) == "Paused", operator)
         assert (await get(operator.healthz)).status_code == 200
@@ -211,7 +211,7 @@ def waits_for(api: FakeApi) -> str | None:
     return reason
 
 
-def test_deleted_profile_is_let_go_without_an_error(tmp_path: Path) -> None:
+def test_deleted_profile_is_no_error(tmp_path: Path) -> None:
     async def story(api: FakeApi, operator: Operator) -> None:
         api.engine.running = 1
         await until(lambda: condition(api, "RolloutDeferred") == "True", operator)
@@ -249,8 +249,8 @@ def test_namespace_that_is_lost_does_not_stop_the_others(tmp_path: Path) -> None
                 await until(lambda: POD_PATH not in api.objects, operator)
                 assert (await get(operator.healthz)).status_code == 200
                 assert await operator.end() == 0
-                said = [str(e["message"]) for e in operator.lines() if e["level"] == "ERROR"]
-                assert len([text for text in said if "lost is not watched" in text]) == 1
+                errors = [str(e["message"]) for e in operator.lines() if e["level"] == "ERROR"]
+                assert len([text for text in errors if "lost is not watched" in text]) == 1
 
     asyncio.run(play())
 
@@ -262,13 +262,13 @@ def test_settings_that_are_wrong_end_the_start(tmp_path: Path) -> None:
             status = await asyncio.wait_for(operator.process.wait(), TIMEOUT_S)
             return status, operator.log.read_text()
 
-    status, said = asyncio.run(play())
+    status, output = asyncio.run(play())
     assert status == 2
-    assert "KVREG_OPERATOR_RESYNC_S = never" in said
-    assert "Traceback" not in said
+    assert "KVREG_OPERATOR_RESYNC_S = never" in output
+    assert "Traceback" not in output
 
 
-def test_signal_ends_a_process_that_waits_for_the_definition(tmp_path: Path) -> None:
+def test_signal_ends_a_process_that_waits_for_the_crd(tmp_path: Path) -> None:
     async def play() -> int:
         api = FakeApi()
         async with api.serve():

@@ -1,4 +1,4 @@
-"""The process is told what it needs by its environment, and says what is wrong with it."""
+"""The process is configured by its environment, and reports every problem with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def problems() -> str:
     return str(caught.value)
 
 
-def test_defaults_reach_nobody() -> None:
+def test_default_listens_on_this_machine_only() -> None:
     settings = load_settings()
     assert (settings.host, settings.metrics_port, settings.liveness_port) == (
         "127.0.0.1",
@@ -58,18 +58,18 @@ def test_wrong_value_is_named_with_its_limit(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, limit: str
 ) -> None:
     monkeypatch.setenv(ENV_PREFIX + name, value)
-    said = problems()
-    assert f"{ENV_PREFIX}{name}" in said
-    assert limit in said
-    assert value.strip(",") in said
+    text = problems()
+    assert f"{ENV_PREFIX}{name}" in text
+    assert limit in text
+    assert value.strip(",") in text
 
 
 def test_every_problem_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVREG_OPERATOR_METRICS_PORT", "0")
     monkeypatch.setenv("KVREG_OPERATOR_RESYNC", "3")
-    said = problems()
-    assert "KVREG_OPERATOR_METRICS_PORT" in said
-    assert "KVREG_OPERATOR_RESYNC: there is no such setting" in said
+    text = problems()
+    assert "KVREG_OPERATOR_METRICS_PORT" in text
+    assert "KVREG_OPERATOR_RESYNC: there is no such setting" in text
 
 
 def test_variable_of_a_service_link_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Requests: to the API server, to one engine, and how a failure of either is classed."""
+"""Requests to the API server and to one engine, and how their failures are classed."""

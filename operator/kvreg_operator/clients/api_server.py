@@ -1,7 +1,7 @@
-"""The API server, as far as the operator uses it: a few verbs on a few kinds, objects as they are.
+"""The API server: a few verbs on a few kinds, with objects as plain dictionaries.
 
-Owns paths, content types, preconditions and how an answer is classed. Which object is read or
-written, and what for, its users decide. It asks once; trying again is the next look's part.
+Owns paths, content types, preconditions and how a failure is classed. It never retries: the next
+reconcile does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kvreg_operator.clients.errors import (
 )
 from kvreg_operator.crd.profile import FIELD_MANAGER, GROUP, PLURAL, VERSION
 
-# A list of a few thousand objects takes a second; whoever is slower is not well.
+# A list of a few thousand objects takes a second.
 TIMEOUT_S = 15.0
 RETRY_DELAY_S = 5.0
-# What is held of a list at once, where nobody needs all of it.
+# Objects of a list that are in memory at once.
 PAGE_SIZE = 500
-# Somebody else wrote the object between the look and the write: look again.
+# The object was written between the observation and this write: observe it again.
 CONFLICT_DELAY_S = 1.0
 
 _APPLY = "application/apply-patch+yaml"
@@ -45,13 +45,13 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """A kind of object by its place in the API."""
+    """A kind of object, by its path in the API."""
 
     group_path: str
     plural: str
 
     def path(self, namespace: str, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the path of all objects of a namespace, of one of them, or of a part of it."""
+        """Return the path of a collection, of one object, or of a subresource."""
         parts = [self.group_path, "namespaces", namespace, self.plural, name, subresource]
         return "/".join(part for part in parts if part is not None)
 
@@ -71,7 +71,7 @@ JOBS = ResourceKind("/apis/batch/v1", "jobs")
 
 @dataclass(frozen=True)
 class ClusterApi:
-    """Asks the API server through one ``ApiClient``, which its owner closes.
+    """Sends requests through one ``ApiClient``, which its owner closes.
 
     Every method may raise a ``TemporaryError`` or a ``PermanentError``.
     """
@@ -81,14 +81,14 @@ class ClusterApi:
     async def find(self, kind: ResourceKind, namespace: str, name: str) -> Manifest | None:
         """Return the object, if it exists."""
         try:
-            return await self._ask("GET", kind.path(namespace, name))
+            return await self._request("GET", kind.path(namespace, name))
         except NotServed:
             return None
 
     async def each(
         self, kind: ResourceKind, namespace: str, selector: str | None = None
     ) -> AsyncIterator[Manifest]:
-        """Yield the objects of a namespace, those of a label selector only if there is one."""
+        """Yield the objects of a namespace that match the label selector."""
         query = {} if selector is None else {"labelSelector": selector}
         async for page in self._pages(kind.path(namespace), query):
             for manifest in page:
@@ -101,19 +101,19 @@ class ClusterApi:
         return [manifest async for manifest in self.each(kind, namespace, selector)]
 
     async def require_list(self, kind: ResourceKind, namespace: str) -> None:
-        """Require that the objects of a namespace can be listed: ask for one of them."""
-        await self._ask("GET", kind.path(namespace), {"limit": "1"})
+        """Require that the objects of a namespace can be listed; request one of them."""
+        await self._request("GET", kind.path(namespace), {"limit": "1"})
 
     async def apply(self, kind: ResourceKind, manifest: Manifest) -> Manifest:
         """Apply the fields of ``manifest``, server-side, and return the object.
 
-        It is forced: the fields are named after the operator, and nobody else has a use for
-        another value. What the manifest does not hold keeps its owner.
+        It is forced: the fields belong to the operator, and no other manager has a use for another
+        value. Fields that the manifest does not contain keep their owners.
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self._ask("PATCH", path, query, manifest, _APPLY)
+        return await self._request("PATCH", path, query, manifest, _APPLY)
 
     async def merge_patch(
         self,
@@ -123,18 +123,20 @@ class ClusterApi:
         patch: Manifest,
         subresource: str | None = None,
     ) -> Manifest | None:
-        """Merge a patch into an object and return it, or None where the object is gone."""
+        """Merge a patch into an object and return it, or None if the object does not exist."""
         path = kind.path(namespace, name, subresource)
         try:
-            return await self._ask("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _MERGE)
+            return await self._request(
+                "PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, _MERGE
+            )
         except NotServed:
             return None
 
     async def ensure_created(self, kind: ResourceKind, manifest: Manifest) -> bool:
-        """Create an object; return False where there is one of that name."""
+        """Create an object; return False if one of that name exists."""
         path, query = kind.path(manifest["metadata"]["namespace"]), {"fieldManager": FIELD_MANAGER}
         try:
-            await self._ask("POST", path, query, manifest)
+            await self._request("POST", path, query, manifest)
         except Conflict:
             return False
         return True
@@ -142,9 +144,9 @@ class ClusterApi:
     async def ensure_deleted(
         self, kind: ResourceKind, namespace: str, name: str, uid: str | None = None
     ) -> None:
-        """Delete an object, on condition of its uid if one is given. One that is gone is deleted.
+        """Delete an object, if it exists and has the uid that is given.
 
-        What belongs to it is removed afterwards, by the cluster.
+        Kubernetes deletes its dependents in the background.
         """
         options: Manifest = {
             "apiVersion": "v1",
@@ -154,21 +156,21 @@ class ClusterApi:
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._ask("DELETE", kind.path(namespace, name), {}, options)
+            await self._request("DELETE", kind.path(namespace, name), {}, options)
         except (NotServed, Conflict):
             return
 
     async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[list[Manifest]]:
         query = {**query, "limit": str(PAGE_SIZE)}
         while True:
-            answer = await self._ask("GET", path, query)
+            answer = await self._request("GET", path, query)
             yield answer.get("items") or []
             token = (answer.get("metadata") or {}).get("continue")
             if not token:
                 return
             query["continue"] = token
 
-    async def _ask(
+    async def _request(
         self,
         method: Method,
         path: str,
@@ -205,8 +207,8 @@ def _translate(what: str, err: ApiException) -> OperatorError:
         return NotServed(message)
     if err.status == 409:
         return Conflict(message, delay_s=CONFLICT_DELAY_S)
-    # A token that has just been rotated is read anew within a minute; one that continues a list has
-    # expired, and the next list begins anew.
+    # 401: a rotated token is reloaded within a minute. 410: the continue token of a list has
+    # expired, and the next list begins again.
     if err.status in (401, 410) or class_of(None, err.status or 500) == "temporary":
         return TemporaryError(message, delay_s=_retry_after_s(err))
     return PermanentError(message)
@@ -223,10 +225,10 @@ def _shorten(body: object) -> str:
 
 @asynccontextmanager
 async def connect_to_cluster() -> AsyncIterator[ClusterApi]:
-    """Connect as a pod of the cluster, or else as a kubeconfig says.
+    """Connect with the service account of the pod, or else with a kubeconfig.
 
     Raises:
-        PermanentError: This is no pod, and there is no kubeconfig.
+        PermanentError: There is neither.
     """
     async with ApiClient(await _load_configuration()) as client:
         client.user_agent = FIELD_MANAGER
@@ -241,5 +243,7 @@ async def _load_configuration() -> Configuration:
         try:
             await load_kube_config(client_configuration=configuration)
         except ConfigException as err:
-            raise PermanentError(f"no pod of a cluster, and no kubeconfig: {err}") from err
+            raise PermanentError(
+                f"neither a service account nor a kubeconfig was found: {err}"
+            ) from err
     return configuration

@@ -1,6 +1,7 @@
 """One engine over HTTP: what it serves, whether it is busy, whether a profile would fit.
 
-Owns paths, bodies, timeouts and how a failure is classed. It never retries: the next pass does.
+Owns paths, bodies, timeouts and how a failure is classed. It never retries: the next reconcile
+does.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from kvreg_operator.clients.errors import (
     class_of,
 )
 
-# For a whole request, also where the answer arrives byte by byte. A healthy engine answers these
-# without waiting for a step.
+# For a whole request, however slowly the body arrives. A healthy engine answers these without
+# waiting for a step.
 TIMEOUT_S = 5.0
-# A registry with the most entries has some 2 MB.
+# The answer about a registry with the most entries has some 2 MB.
 MAX_ANSWER_BYTES = 4 << 20
 RETRY_DELAY_S = 10.0
-# Several periods of a readiness probe, and the time until every node knows its outcome.
+# Several periods of the readiness probe, and the time until every node has the new endpoints.
 DRAIN_GRACE_S = 30
-# What a header can carry, and an engine reads from its file of keys.
+# What a header can carry and the file of API keys can hold.
 _KEY = re.compile(r"[!-~]+")
 
 _Answer = TypeVar("_Answer")
@@ -79,7 +80,7 @@ class NoAddress(TemporaryError):
 
 
 class KeyUnreadable(PermanentError):
-    """The file of the API key cannot be read, or holds no key."""
+    """The file of the API key cannot be read, or does not hold a key."""
 
 
 _REGISTRY = TypeAdapter(Registry)
@@ -88,9 +89,9 @@ _FIT = TypeAdapter(FitAnswer)
 
 @dataclass(frozen=True)
 class EngineClient:
-    """Asks engines through one ``httpx.AsyncClient``, which its owner closes.
+    """Sends requests through one ``httpx.AsyncClient``, which its owner closes.
 
-    ``api_key`` is an administrator's, where the engine has keys: any other key shows only its own
+    ``api_key`` is an administrator's, if the engine has keys: other keys see only their own
     requests, so that a busy engine looks idle. ``timeout_s`` is for one request.
     """
 
@@ -102,12 +103,12 @@ class EngineClient:
         """Return what an engine serves, and whether ``settings`` would fit.
 
         Raises:
-            TemporaryError: It does not answer, or not now.
-            PermanentError: It refuses, as without an administrator's key, or it is no kvreg.
+            TemporaryError: It does not answer, or is overloaded.
+            PermanentError: It refuses, as without an administrator's key, or it is not kvreg.
         """
-        # First: it fails for a key that does not show all requests in the second answer.
-        fit = await self._ask("POST", f"{base_url}/admin/fit", _FIT, settings)
-        registry = await self._ask("GET", f"{base_url}/v1/registry", _REGISTRY)
+        # First: it rejects a key that would not see all requests in the second answer.
+        fit = await self._request("POST", f"{base_url}/admin/fit", _FIT, settings)
+        registry = await self._request("GET", f"{base_url}/v1/registry", _REGISTRY)
         return EngineReport(registry, fit)
 
     async def try_report(self, base_url: str, settings: Mapping[str, object]) -> EngineReport | str:
@@ -118,15 +119,15 @@ class EngineClient:
             return str(err)
 
     async def drain(self, base_url: str) -> None:
-        """Make the engine not ready at once, and refuse new requests after a grace. Idempotent.
+        """Make the engine not ready at once, and reject new requests after a grace. Idempotent.
 
         Raises:
-            TemporaryError: It does not answer, or not now.
+            TemporaryError: It does not answer, or is overloaded.
             PermanentError: It refuses.
         """
         await self._send("POST", f"{base_url}/admin/drain?grace_s={DRAIN_GRACE_S}", None)
 
-    async def _ask(
+    async def _request(
         self,
         method: Literal["GET", "POST"],
         url: str,
@@ -154,13 +155,13 @@ class EngineClient:
             ):
                 content = await _read(stream)
         except httpx.LocalProtocolError:
-            # Its text shows the headers, and with them the key.
+            # The message of the exception contains the headers, and with them the key.
             raise PermanentError(f"{method} {url}: the request cannot be sent") from None
         except (httpx.TransportError, TimeoutError) as err:
             message = f"{method} {url}: {type(err).__name__}: {err}"
             raise TemporaryError(message, delay_s=RETRY_DELAY_S) from err
         if content is None:
-            message = f"{method} {url}: packed, or over {MAX_ANSWER_BYTES} bytes"
+            message = f"{method} {url}: compressed, or over {MAX_ANSWER_BYTES} bytes"
             raise PermanentError(message)
         if stream.is_success:
             return content
@@ -172,7 +173,7 @@ class EngineClient:
 
 
 async def _read(stream: httpx.Response) -> bytes | None:
-    """Return the whole content, or None where it is too long, or packed and may be any size."""
+    """Return the content, or None if it is too long, or compressed and of unknown length."""
     content = bytearray()
     if stream.headers.get("content-encoding", "identity") != "identity":
         return None
@@ -197,10 +198,10 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 
 def read_key(path: Path) -> str | None:
-    """Return the key that a file holds, or None where it holds nothing.
+    """Return the key in a file, or None if the file is empty.
 
     Raises:
-        KeyUnreadable: It cannot be read, or is no key. The message does not show it.
+        KeyUnreadable: It cannot be read, or is not a key. The message does not contain it.
     """
     try:
         text = path.read_bytes().decode("ascii").strip()

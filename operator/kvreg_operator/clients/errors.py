@@ -1,7 +1,6 @@
-"""Failures of the operator's dealings, in two words: temporary, to be tried again, or permanent.
+"""Failures of requests, in two classes: temporary, to be retried, or permanent.
 
-Owns how the stable codes of an engine's errors are classed. Which exceptions of Kopf they become
-is the handlers' part.
+Owns how the stable codes of an engine's errors are classed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Literal
 Class = Literal["temporary", "permanent"]
 
 ERROR_CLASSES: dict[str, Class] = {
-    # What a later moment, or another look at the cluster, changes by itself.
+    # A retry may succeed.
     "server_overloaded": "temporary",
     "unavailable": "temporary",
     "request_queue_timeout": "temporary",
@@ -21,11 +20,11 @@ ERROR_CLASSES: dict[str, Class] = {
     "out_of_pages": "temporary",
     "conflict": "temporary",
     "session_busy": "temporary",
-    # A restart ends these, and a restart is what the kubelet does.
+    # A restart of the engine ends these, and the kubelet restarts it.
     "kvreg_error": "temporary",
     "invariant_broken": "temporary",
     "current_slot_dropped": "temporary",
-    # Asking the same again gets the same answer.
+    # The same request gets the same answer.
     "invalid_request": "permanent",
     "unprocessable_body": "permanent",
     "body_too_large": "permanent",
@@ -42,15 +41,15 @@ ERROR_CLASSES: dict[str, Class] = {
 }
 """By the ``code`` of the error's body."""
 
-_PASSING_STATUSES = frozenset({408, 425, 429})
+_TEMPORARY_STATUSES = frozenset({408, 425, 429})
 
 
 class OperatorError(Exception):
-    """Something that the operator dealt with did not do what was asked."""
+    """A request of the operator failed."""
 
 
 class TemporaryError(OperatorError):
-    """Trying again after ``delay_s`` is sensible."""
+    """A retry after ``delay_s`` may succeed."""
 
     def __init__(self, message: str, *, delay_s: float) -> None:
         super().__init__(message)
@@ -58,7 +57,7 @@ class TemporaryError(OperatorError):
 
 
 class PermanentError(OperatorError):
-    """Only a change by a person helps."""
+    """A retry fails, too, until a user changes something."""
 
 
 class NotServed(PermanentError):
@@ -70,7 +69,7 @@ class Conflict(TemporaryError):
 
 
 def class_of(code: str | None, status: int) -> Class:
-    """Class a failure by its code, or by its HTTP status where the code is not one of kvreg's."""
+    """Class a failure by its code, or by its HTTP status if kvreg has no such code."""
     if code in ERROR_CLASSES:
         return ERROR_CLASSES[code]
-    return "temporary" if status >= 500 or status in _PASSING_STATUSES else "permanent"
+    return "temporary" if status >= 500 or status in _TEMPORARY_STATUSES else "permanent"

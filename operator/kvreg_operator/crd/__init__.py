@@ -1,1 +1,1 @@
-"""``KVRegistryProfile``: the shape of the resource, and the definition that is written from it."""
+"""``KVRegistryProfile``: the models of the resource, and the CRD that is generated from them."""

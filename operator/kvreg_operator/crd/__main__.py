@@ -1,4 +1,4 @@
-"""``python -m kvreg_operator.crd``: writes the definition that the chart installs."""
+"""``python -m kvreg_operator.crd``: writes the CRD that the chart installs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvreg_operator.crd.definition import CRD_PATH, crd_text
 
 
 def main() -> None:
-    """Read the command line and write the file."""
+    """Parse the command line and write the file."""
     parser = argparse.ArgumentParser(prog="kvreg_operator.crd", description=__doc__)
     parser.add_argument("--path", type=Path, default=CRD_PATH, help="file to write [%(default)s]")
     path: Path = parser.parse_args().path

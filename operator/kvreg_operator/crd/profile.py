@@ -1,8 +1,7 @@
-"""``KVRegistryProfile``: what a person asks of one set of engines, and what the operator answers.
+"""``KVRegistryProfile``: what a user requests for one set of engines, and the observed status.
 
 Owns the shape of the resource, its bounds and its defaults, for the operator and for the CRD that
-is written from it. It decides nothing; what the values mean to an engine is in
-``settings_document``.
+is generated from it.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ PLURAL = "kvregistryprofiles"
 SINGULAR = "kvregistryprofile"
 SHORT_NAME = "kvrp"
 
-# How the operator names itself: as the manager of the fields and of the objects that it writes.
+# The field manager of what the operator writes, and the label of what it creates.
 FIELD_MANAGER = "kvreg-operator"
 TARGET_LABEL = f"{GROUP}/target"
 
-# The engine's own bounds; a contract test compares.
+# The bounds of the engine; a contract test compares.
 MAX_LANES = 64
 MAX_ENTRIES = 4096
 MAX_ANCHORS = 64
-# A StatefulSet's pods carry its name and a hash of ten letters in a label of at most 63.
+# Pods of a StatefulSet have a label with its name and a hash of ten characters, of at most 63.
 MAX_TARGET_NAME_LENGTH = 52
 
 CurrentState = Literal["Keep", "Drop"]
@@ -37,21 +36,21 @@ ConditionType = Literal["Accepted", "Progressing", "Ready", "Degraded", "Rollout
 
 
 def as_kubernetes_time(moment: datetime) -> str:
-    """Write a point in time as Kubernetes does."""
+    """Format a point in time as Kubernetes does."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 Moment = Annotated[datetime, PlainSerializer(as_kubernetes_time, return_type=str)]
-"""A point in time, to the second, as Kubernetes writes it."""
+"""A point in time, to the second, in the format of Kubernetes."""
 
 
 def moment_of(now_s: float) -> datetime:
-    """Return seconds since the epoch as a time that survives being written and read."""
+    """Return seconds since the epoch as a time that serialises without loss."""
     return datetime.fromtimestamp(int(now_s), UTC)
 
 
 class ResourcePart(BaseModel):
-    """Any part of the resource: camelCase outside, and fields of a newer CRD are let pass."""
+    """A part of the resource: camelCase in JSON. Fields of a newer CRD are ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
@@ -59,14 +58,14 @@ class ResourcePart(BaseModel):
 
 
 class TargetRef(ResourcePart):
-    """The StatefulSet whose pods run the engines. It cannot be changed later."""
+    """The StatefulSet whose pods run the engines. It is immutable."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "x-kubernetes-validations": [
                 {
                     "rule": "self == oldSelf",
-                    "message": "targetRef cannot be changed; make another profile",
+                    "message": "targetRef is immutable; create another profile",
                 }
             ]
         }
@@ -85,39 +84,41 @@ class TargetRef(ResourcePart):
 
 
 class Rollout(ResourcePart):
-    """How a change reaches the pods. There is never a surge: no spare GPU is needed."""
+    """How a change is rolled out. There is no surge: no spare GPU is needed."""
 
     strategy: Literal["RollingUpdate", "OnDelete"] = Field(
         default="RollingUpdate",
         description="RollingUpdate: the operator replaces one pod after the other. "
-        "OnDelete: a pod takes the change when somebody deletes it.",
+        "OnDelete: a pod gets the change when a user deletes it.",
     )
     wait_for_idle: bool = Field(
-        default=True, description="Replace an engine only while no request runs or waits on it."
+        default=True,
+        description="Replace an engine only while it has no running or queued request.",
     )
-    # Longer than most agent turns; shorter than anybody's patience with an edit.
+    # Longer than most agent turns, and short enough to wait for.
     idle_timeout_seconds: int = Field(
         default=600,
         ge=0,
         le=7 * 24 * 3600,
-        description="How long to wait for idle before saying so and, with force, replacing anyway.",
+        description="Time to wait for an idle engine until the profile is Degraded or, with force, "
+        "the engine is replaced.",
     )
     force: bool = Field(
         default=False,
         description="After idleTimeoutSeconds, replace a busy engine; its requests have the "
         "grace period of the pod to finish.",
     )
-    paused: bool = Field(default=False, description="Change nothing, whatever is asked.")
+    paused: bool = Field(default=False, description="Change nothing.")
 
 
 class Canary(ResourcePart):
-    """Stop after some pods. Removing the canary lets the roll go on; restoring the spec reverts."""
+    """Stop after some pods. Remove the canary to continue, or restore the spec to revert."""
 
-    pods: int = Field(ge=1, le=1000, description="Pods that take the change, highest number first.")
+    pods: int = Field(ge=1, le=1000, description="Pods that get the change, highest ordinal first.")
 
 
 class ProfileSpec(ResourcePart):
-    """What is asked."""
+    """What the user requests."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -134,7 +135,7 @@ class ProfileSpec(ResourcePart):
     target_ref: TargetRef = Field(description="The StatefulSet whose pods run the engines.")
     lanes: int = Field(ge=1, le=MAX_LANES, description="C: requests that run at once.")
     registry_entries: int = Field(
-        ge=0, le=MAX_ENTRIES, description="R: displaced sequences that are kept."
+        ge=0, le=MAX_ENTRIES, description="R: displaced sequences that the registry keeps."
     )
     current_state: CurrentState = Field(
         default="Keep", description="Whether entries keep the frontier state beside the checkpoint."
@@ -143,20 +144,20 @@ class ProfileSpec(ResourcePart):
         default=None,
         ge=0,
         le=MAX_ANCHORS,
-        description="Shared beginnings of prompts that are kept; left out, the engine's default.",
+        description="A: shared beginnings of prompts that are kept. Default: the engine's.",
     )
-    rollout: Rollout = Field(default=Rollout(), description="How a change reaches the pods.")
+    rollout: Rollout = Field(default=Rollout(), description="How a change is rolled out.")
     restart_id: str | None = Field(
         default=None,
         min_length=1,
         max_length=128,
-        description="Any text; another one restarts every engine, by the rules of the rollout.",
+        description="Any text. A change of it restarts every engine, as the rollout allows.",
     )
     canary: Canary | None = Field(default=None, description="Stop after some pods.")
 
 
 class Condition(ResourcePart):
-    """One thing that is true or false of the profile, and why."""
+    """A condition, as in other Kubernetes resources."""
 
     type: ConditionType
     status: ConditionStatus
@@ -167,7 +168,7 @@ class Condition(ResourcePart):
 
 
 class PodCounts(ResourcePart):
-    """Pods of the target. ``busy`` counts only those that a roll still has to replace."""
+    """Pods of the target. ``busy`` counts only those that a rollout still has to replace."""
 
     total: int
     updated: int
@@ -176,7 +177,7 @@ class PodCounts(ResourcePart):
 
 
 class EffectiveSettings(ResourcePart):
-    """What the serving engines say they run. Absent while they differ or none answers."""
+    """The settings that serving engines report. Absent while they differ or none answers."""
 
     lanes: int
     registry_entries: int
@@ -187,7 +188,7 @@ class EffectiveSettings(ResourcePart):
 
 
 class WaitingFor(ResourcePart):
-    """What the roll waits for, and since when."""
+    """What the rollout waits for, and since when."""
 
     reason: str
     pods: tuple[str, ...] = ()
@@ -196,12 +197,15 @@ class WaitingFor(ResourcePart):
 
 
 class ProfileStatus(ResourcePart):
-    """What was observed."""
+    """What the operator observed."""
 
     observed_generation: int | None = None
-    desired_hash: str | None = Field(default=None, description="Hash of what the spec asks.")
+    desired_hash: str | None = Field(
+        default=None, description="Hash of the settings that the spec requests."
+    )
     serving_hash: str | None = Field(
-        default=None, description="Hash that all ready pods run; absent while they differ."
+        default=None,
+        description="Hash of the settings of all ready pods; absent while they differ.",
     )
     effective: EffectiveSettings | None = None
     pods: PodCounts | None = None
@@ -217,12 +221,12 @@ class ProfileStatus(ResourcePart):
     ] = ()
 
     def find_condition(self, condition_type: ConditionType) -> Condition | None:
-        """Return the condition of that type, if it was ever written."""
+        """Return the condition of that type, if there is one."""
         return next((c for c in self.conditions if c.type == condition_type), None)
 
 
 class Metadata(ResourcePart):
-    """The part of the metadata that is read."""
+    """The metadata that the operator uses."""
 
     name: str
     namespace: str
@@ -234,7 +238,7 @@ class Metadata(ResourcePart):
 
     @property
     def seniority(self) -> tuple[datetime, str]:
-        """The order among profiles of one target; the first one is in charge."""
+        """The order among profiles of one target; only the first one is applied."""
         return (self.creation_timestamp, self.name)
 
 

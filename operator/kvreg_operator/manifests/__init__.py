@@ -1,1 +1,1 @@
-"""What is written to the cluster for a profile, as plain dictionaries. Pure."""
+"""The objects that a profile renders to, as plain dictionaries. Pure."""

@@ -1,7 +1,6 @@
-"""The desired state of a target: all that a profile renders to.
+"""The desired state of a target: all objects that a profile renders to.
 
-Owns the translation of one profile into objects. ``plan`` decides which of them are written, and
-when.
+Owns the translation of one profile. ``plan`` decides which of the objects are written, and when.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What there is: the objects of one target and the answers of its engines, as values."""
+"""The objects of one target and the reports of its engines, as values."""

@@ -1,7 +1,7 @@
-"""The engines of one target, asked concurrently.
+"""The engines of one target, queried concurrently.
 
-Owns which pods are asked, how many at once, with which key, and what is logged of those that do not
-answer: once per change, because a pod that loads for ten minutes is asked every few seconds.
+Owns which pods are queried, how many at once, with which key, and what is logged of those that do
+not answer: once per change, because a pod that loads for ten minutes is queried every few seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvreg_operator.clients.engine import (
 from kvreg_operator.observe.containers import find_engine_url, has_started
 
 # More pods than a target has whose pods are worth replacing one by one.
-MAX_ASKED_AT_ONCE = 16
+MAX_CONCURRENT_QUERIES = 16
 # For all engines of a target together. An engine that has not answered by then counts as silent.
 TIMEOUT_S = 20.0
 RETRY_DELAY_S = 5.0
@@ -37,14 +37,14 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of engines by the uid of the pod, or why none could be asked."""
+    """The reports of engines by the uid of the pod, or why none was queried."""
 
     by_uid: Mapping[str, EngineReport] = field(default_factory=dict)
     key_error: KeyUnreadable | None = None
 
 
 class Engines:
-    """Finds engines by their pods. The owner closes ``http``; the key file is read each time."""
+    """Queries engines by their pods. The owner closes ``http``; the key file is read each time."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Engines:
         self._timeout_s = timeout_s
         self._silent: dict[tuple[str, str], dict[str, str]] = {}
 
-    async def ask(
+    async def query(
         self,
         target: tuple[str, str],
         container: str,
@@ -67,23 +67,23 @@ class Engines:
     ) -> Reports:
         """Return the reports of the engines of a target, without silent ones.
 
-        ``target`` is its namespace and name, and ``settings`` are those whose fit is asked for.
-        Containers that have not started and pods that terminate are not asked.
+        ``target`` is its namespace and name, and the report says whether ``settings`` fit.
+        Containers that have not started and pods that terminate are not queried.
         """
         try:
             client = self._client()
         except KeyUnreadable as err:
             return Reports(key_error=err)
-        asked = [
+        queried = [
             pod
             for pod in pods
             if has_started(pod, container) and "deletionTimestamp" not in pod["metadata"]
         ]
         # One for each target: slow engines of one do not delay the others.
-        places = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
+        places = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
         until_s = asyncio.get_running_loop().time() + self._timeout_s
 
-        async def ask_one(pod: Manifest) -> EngineReport | str:
+        async def query_one(pod: Manifest) -> EngineReport | str:
             try:
                 async with asyncio.timeout_at(until_s), places:
                     return await client.try_report(_require_url(pod, container), settings)
@@ -92,9 +92,9 @@ class Engines:
             except TimeoutError:
                 return f"no answer within {self._timeout_s:g} s"
 
-        answers = await asyncio.gather(*map(ask_one, asked))
+        answers = await asyncio.gather(*map(query_one, queried))
         reports, silent = {}, {}
-        for pod, answer in zip(asked, answers, strict=True):
+        for pod, answer in zip(queried, answers, strict=True):
             uid = pod["metadata"]["uid"]
             if isinstance(answer, EngineReport):
                 reports[uid] = answer

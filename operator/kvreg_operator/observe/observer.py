@@ -1,7 +1,7 @@
-"""One observation of a target: its profiles, its objects and its engines, as they are now.
+"""The observation of a target: its profiles, its objects and its engines, as they are now.
 
-Owns what is read from the API server, in which order, and what happens to a profile that cannot be
-parsed: it is skipped with a warning, and keeps its seniority.
+Owns what is read from the API server, and in which order. A profile that cannot be parsed is
+skipped with a warning, and keeps its seniority.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Observer:
         self._unreadable: dict[str, str] = {}
 
     async def observe(self, namespace: str, name: str) -> tuple[Observation, ...]:
-        """Observe the StatefulSet ``name`` for each of its profiles, the one in charge first.
+        """Observe the StatefulSet ``name`` for each of its profiles, the senior one first.
 
-        Without a profile there is nothing to observe.
+        Returns nothing for a target without a profile.
 
         Raises:
             OperatorError: The API server did not answer, or refused, or the key of the engines
@@ -67,11 +67,11 @@ class Observer:
         parts = await self._read_parts(namespace, name)
         reports = Reports()
         senior = min(claims, key=lambda claim: claim.seniority)
-        # Only the profile in charge has a use for the answers.
+        # Only the senior profile is applied and needs the reports.
         if parts["target"] is not None and senior.uid == profiles[0].metadata.uid:
             uid = parts["target"]["metadata"]["uid"]
             own = [pod for pod in parts["pods"] if is_controlled_by(pod, uid)]
-            reports = await self._ask_engines(profiles[0], own)
+            reports = await self._query_engines(profiles[0], own)
         return tuple(
             build_observation(profile, **parts, reports=reports.by_uid, others=claims)
             for profile in profiles
@@ -80,7 +80,7 @@ class Observer:
     async def _read_profiles(
         self, namespace: str, name: str
     ) -> tuple[list[KVRegistryProfile], list[Metadata]]:
-        """Return the profiles of a target, and the metadata of all, also of unreadable ones."""
+        """Return the profiles of a target, and the metadata of all, including unreadable ones."""
         profiles, claims = [], []
         async for manifest in self._api.each(PROFILES, namespace):
             # Before it is parsed: a namespace may hold the profiles of many targets.
@@ -98,11 +98,11 @@ class Observer:
                 await self._warn_unreadable(manifest, err)
         return sorted(profiles, key=lambda profile: profile.metadata.seniority), claims
 
-    async def _ask_engines(self, profile: KVRegistryProfile, pods: list[Manifest]) -> Reports:
+    async def _query_engines(self, profile: KVRegistryProfile, pods: list[Manifest]) -> Reports:
         metadata, ref = profile.metadata, profile.spec.target_ref
         target = (metadata.namespace, ref.name)
         settings = settings_to_fit(profile.spec)
-        reports = await self._engines.ask(target, ref.container, settings, pods)
+        reports = await self._engines.query(target, ref.container, settings, pods)
         if reports.key_error is not None:
             await self._warn(metadata, "KeyUnreadable", str(reports.key_error))
             raise reports.key_error
@@ -114,7 +114,7 @@ class Observer:
         if stateful_set is None:
             return {"target": None, "pods": [], "config_maps": [], "jobs": []}
         pods = await self._api.list_all(PODS, namespace, _selector(stateful_set))
-        # Before their pods: a Job that has ended has left its answer in its pod by then.
+        # Before their pods: a Job that has ended has left its answer in its pod.
         jobs = await self._api.list_all(JOBS, namespace, labels)
         if jobs:
             pods += await self._api.list_all(PODS, namespace, labels)
@@ -122,7 +122,7 @@ class Observer:
         return {"target": stateful_set, "pods": pods, "config_maps": config_maps, "jobs": jobs}
 
     async def _warn_unreadable(self, manifest: Manifest, err: ValidationError) -> None:
-        """Say once per version why a profile is skipped."""
+        """Warn once per version that a profile is skipped, and why."""
         metadata = manifest["metadata"]
         uid, version = str(metadata.get("uid")), str(metadata.get("resourceVersion"))
         if self._unreadable.get(uid) == version:
@@ -134,12 +134,12 @@ class Observer:
         )
         where = f"{metadata.get('namespace')}/{metadata.get('name')}"
         message = "this version of the operator cannot read it"
-        _logger.error("profile %s is passed over: %s: %s", where, message, problems)
+        _logger.error("profile %s is skipped: %s: %s", where, message, problems)
         try:
             about = Metadata.model_validate(metadata)
         except ValidationError:
             return
-        await self._warn(about, "Unreadable", f"passed over: {message}: {problems}")
+        await self._warn(about, "Unreadable", f"skipped: {message}: {problems}")
 
 
 def _selector(stateful_set: Manifest) -> str:

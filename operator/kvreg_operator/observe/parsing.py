@@ -1,4 +1,4 @@
-"""From objects of the API server to the values of an observation.
+"""Objects of the API server, parsed to the values of an observation.
 
 Owns which fields of a StatefulSet and of its pods are read, and what they mean when they are
 missing.
@@ -151,7 +151,7 @@ def parse_pod(manifest: Manifest, container: str, report: EngineReport | None) -
 
 
 def parse_report(report: EngineReport) -> EngineState:
-    """Parse the report of an engine, in the words of the profile."""
+    """Parse the report of an engine into the terms of the profile."""
     registry = report.registry
     profile = registry.profile
     return EngineState(
@@ -171,7 +171,7 @@ def parse_report(report: EngineReport) -> EngineState:
 
 
 def settings_to_fit(spec: ProfileSpec) -> dict[str, object]:
-    """Return the settings that decide whether a profile fits, in the words of the engine."""
+    """Return the settings that decide whether a profile fits, as the engine names them."""
     settings: dict[str, object] = {
         "lanes": spec.lanes,
         "entries": spec.registry_entries,

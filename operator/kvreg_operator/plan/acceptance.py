@@ -1,7 +1,6 @@
-"""Whether a profile may be carried out at all, before anything is touched.
+"""Whether a profile may be rolled out at all, before anything is touched.
 
-Owns the reasons for a refusal. The memory arithmetic is the engine's own, in a pod or in a Job; its
-answers are only read here.
+Owns the reasons for a refusal. Whether it fits the memory, the engine computes, in a pod or a Job.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ RefusalReason = Literal["Conflict", "TargetNotFound", "ContainerNotFound", "Does
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a profile is not carried out."""
+    """Why a profile is not rolled out."""
 
     reason: RefusalReason
     message: str
 
 
 def find_refusal(observation: Observation, state: TargetState | None) -> Refusal | None:
-    """Return why the profile is refused, or None. A profile that is served already is not judged.
+    """Return why the profile is refused, or None. The fit of a served profile is not checked.
 
     ``state`` is None where there is no target, or no engine in it.
     """
@@ -35,7 +34,7 @@ def find_refusal(observation: Observation, state: TargetState | None) -> Refusal
     if elder < own:
         return Refusal(
             "Conflict",
-            f"profile {elder[1]} is older and in charge of {ref.kind} {ref.name}; "
+            f"profile {elder[1]} is older and controls {ref.kind} {ref.name}; "
             "delete one of the two",
         )
     if observation.target is None:
@@ -53,6 +52,6 @@ def find_refusal(observation: Observation, state: TargetState | None) -> Refusal
         return Refusal(
             "DoesNotFit",
             f"the profile needs {worst.required_bytes} bytes and an engine has "
-            f"{worst.available_bytes}: short by {worst.short_by_bytes}; nothing was changed for it",
+            f"{worst.available_bytes}: short by {worst.short_by_bytes}; no pod was changed",
         )
     return None

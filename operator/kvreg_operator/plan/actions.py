@@ -22,7 +22,7 @@ class ApplyConfigMap:
 class SetUpdateStrategy:
     """Merge-patch the target so that only the operator replaces its pods.
 
-    On condition that the target is the one that was looked at.
+    On condition that the target has not changed since it was observed.
     """
 
     patch: dict[str, Any]
@@ -33,8 +33,8 @@ class SetUpdateStrategy:
 class PatchTemplate:
     """Apply the operator's fields of the target's pod template, server-side.
 
-    On condition that the target is the one that was looked at, or what the ``SetUpdateStrategy``
-    before it made of that.
+    On condition that the target has not changed since it was observed, except by the
+    ``SetUpdateStrategy`` before it.
     """
 
     settings_hash: str
@@ -45,7 +45,7 @@ class PatchTemplate:
 
 @dataclass(frozen=True)
 class DrainPod:
-    """Ask an idle engine to take nothing new."""
+    """Drain an idle engine."""
 
     name: str
     uid: str
@@ -68,7 +68,7 @@ class DeleteConfigMap:
 
 @dataclass(frozen=True)
 class RunFitJob:
-    """Run a Job that computes whether the profile fits."""
+    """Create a Job that computes whether the profile fits."""
 
     name: str
     manifest: dict[str, Any]
@@ -76,7 +76,7 @@ class RunFitJob:
 
 @dataclass(frozen=True)
 class DeleteFitJob:
-    """Delete a Job whose answer nobody needs any more."""
+    """Delete a Job whose answer is not needed any more."""
 
     name: str
 
@@ -108,19 +108,21 @@ def describe_action(action: Action) -> Event | None:
         case ApplyConfigMap(name=name):
             return Event("Normal", "SettingsWritten", f"wrote ConfigMap {name}")
         case SetUpdateStrategy():
-            message = "set updateStrategy to OnDelete: pods are replaced by the operator alone"
+            message = "set updateStrategy to OnDelete: only the operator replaces pods"
             return Event("Normal", "StrategySet", message)
         case PatchTemplate(settings_hash=settings_hash):
             message = f"set the pod template to settings {settings_hash}"
             return Event("Normal", "TemplatePatched", message)
         case DrainPod(name=name):
-            return Event("Normal", "Draining", f"{name} is idle and takes nothing new from now on")
+            return Event("Normal", "Draining", f"{name} is idle and drains")
         case DeletePod(name=name):
-            return Event("Normal", "PodReplaced", f"deleted {name}, to be made from the template")
+            return Event(
+                "Normal", "PodReplaced", f"deleted {name}, to be recreated from the template"
+            )
         case DeleteConfigMap(name=name):
-            return Event("Normal", "SettingsRemoved", f"removed ConfigMap {name}, now unused")
+            return Event("Normal", "SettingsRemoved", f"deleted unused ConfigMap {name}")
         case RunFitJob(name=name):
-            message = f"started Job {name}, which computes whether the profile fits"
+            message = f"created Job {name}, which computes whether the profile fits"
             return Event("Normal", "FitAsked", message)
         case DeleteFitJob():
             return None

@@ -1,7 +1,7 @@
-"""The five conditions of a profile, from what was observed and what the roll does next.
+"""The five conditions of a profile, from its target and the next step of its rollout.
 
-Owns their reasons and sentences. A sentence names no number that changes by itself, or a profile
-at rest would be written again and again.
+Owns their reasons and messages. A message contains no number that changes by itself, or the status
+of a profile at rest would be written all the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvreg_operator.plan.target_state import TargetState
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition before it is compared with what was written earlier."""
+    """A condition without its times."""
 
     type: ConditionType
     status: ConditionStatus
@@ -38,7 +38,7 @@ class Finding:
 def build_conditions(
     profile: KVRegistryProfile, findings: tuple[Finding, ...], moment: datetime
 ) -> tuple[Condition, ...]:
-    """Date the findings: a condition keeps its time until its status changes."""
+    """Build conditions from findings. A transition time changes with the status only."""
     conditions = []
     for finding in findings:
         earlier = profile.status.find_condition(finding.type)
@@ -74,7 +74,7 @@ def find_condition_events(previous: ProfileStatus, status: ProfileStatus) -> tup
 
 
 def _describe_condition(condition: Condition) -> Event | None:
-    """Describe what is True or Unknown, and a refusal; the ends follow from these."""
+    """Describe what is True or Unknown, and a refusal. What ended follows from these."""
     is_refusal = condition.type == "Accepted" and condition.status == "False"
     if is_refusal or condition.status == "Unknown":
         return Event("Warning", condition.reason, condition.message)
@@ -85,7 +85,7 @@ def _describe_condition(condition: Condition) -> Event | None:
 
 
 def find_when_refused(refusal: Refusal, state: TargetState | None) -> tuple[Finding, ...]:
-    """Return the conditions of a profile that is not carried out."""
+    """Return the conditions of a profile that is not rolled out."""
     is_broken = refusal.reason in ("TargetNotFound", "ContainerNotFound")
     failing = _failures(state) if state is not None else None
     if is_broken:
@@ -94,7 +94,7 @@ def find_when_refused(refusal: Refusal, state: TargetState | None) -> tuple[Find
         degraded = failing or _nothing_failed()
     return (
         Finding("Accepted", "False", refusal.reason, refusal.message),
-        Finding("Progressing", "False", "NotAccepted", "a refused profile changes nothing"),
+        Finding("Progressing", "False", "NotAccepted", "a refused profile is not rolled out"),
         Finding("Ready", "False", refusal.reason, "the profile is not served: it was refused"),
         degraded,
         _not_deferred(),
@@ -104,8 +104,8 @@ def find_when_refused(refusal: Refusal, state: TargetState | None) -> tuple[Find
 def find_when_accepted(
     state: TargetState, step: Step, *, was_rolling: bool = False
 ) -> tuple[Finding, ...]:
-    """Return the conditions of a profile that is carried out."""
-    accepted = Finding("Accepted", "True", "Accepted", "the profile makes sense for its target")
+    """Return the conditions of a profile that is rolled out."""
+    accepted = Finding("Accepted", "True", "Accepted", "the profile is valid for its target")
     return (
         accepted,
         _progressing(state, step, was_rolling),
@@ -120,14 +120,14 @@ def _progressing(state: TargetState, step: Step, was_rolling: bool) -> Finding:
         return Finding("Progressing", "False", step.waiting.reason, step.waiting.message)
     if state.has_work or state.drained:
         waits = "" if step.waiting is None else f"; {step.waiting.message}"
-        doubt = "" if state.fit_failure is None else f"; {state.fit_failure}"
-        message = f"pods are replaced one by one{waits}{doubt}"
+        unknown = "" if state.fit_failure is None else f"; {state.fit_failure}"
+        message = f"pods are replaced one by one{waits}{unknown}"
         return Finding("Progressing", "True", "Rolling", message)
     if step.waiting is not None:
-        # A roll ends when what it replaced serves; a pod that is lost without one is none.
+        # A rollout ends when the replaced pods serve. A pod that is lost later starts none.
         reason = "Rolling" if was_rolling else step.waiting.reason
         return Finding("Progressing", "True", reason, step.waiting.message)
-    return Finding("Progressing", "False", "Complete", "all pods were made from the profile")
+    return Finding("Progressing", "False", "Complete", "all pods have the settings of the profile")
 
 
 def _ready(state: TargetState) -> Finding:
@@ -136,7 +136,7 @@ def _ready(state: TargetState) -> Finding:
     stale = [pod.name for pod in state.pods if not state.is_current(pod)]
     if stale or not state.is_template_current:
         where = ", ".join(stale) or "the pod template"
-        message = f"not made from the profile and the present template: {where}"
+        message = f"not created from the profile and the current template: {where}"
         return Finding("Ready", "False", "NotServed", message)
     if state.unavailable:
         names = ", ".join(state.unavailable)
@@ -147,7 +147,7 @@ def _ready(state: TargetState) -> Finding:
         return Finding("Ready", "Unknown", "EngineUnreachable", f"no answer from {names}")
     if (difference := _difference(state)) is not None:
         return Finding("Ready", "False", "EffectiveDiffers", difference)
-    return Finding("Ready", "True", "Served", "every engine says that it serves the profile")
+    return Finding("Ready", "True", "Served", "every engine reports that it serves the profile")
 
 
 def _degraded(state: TargetState, step: Step) -> Finding:
@@ -164,16 +164,16 @@ def _failures(state: TargetState) -> Finding | None:
     if not state.failures:
         return None
     what = ", ".join(state.failures)
-    message = f"{what}; the roll stops there, and restoring the spec reverts it"
+    message = f"{what}; the rollout stops there; restore the spec to revert it"
     return Finding("Degraded", "True", "PodFailing", message)
 
 
 def _nothing_failed() -> Finding:
-    return Finding("Degraded", "False", "NothingFailed", "nothing that was observed has failed")
+    return Finding("Degraded", "False", "NothingFailed", "no failure was observed")
 
 
 def _not_deferred() -> Finding:
-    return Finding("RolloutDeferred", "False", "NotDeferred", "nothing is put off")
+    return Finding("RolloutDeferred", "False", "NotDeferred", "no rollout is deferred")
 
 
 def _deferred(step: Step) -> Finding:
@@ -193,10 +193,10 @@ def _difference(state: TargetState) -> str | None:
 def _difference_of(pod: Pod, spec: ProfileSpec) -> str | None:
     if pod.engine is None:
         return None
-    said, differences = pod.engine.effective, []
-    for name, asked in _asked(spec).items():
-        if asked is not None and getattr(said, name) != asked:
-            differences.append(f"{name} = {getattr(said, name)} instead of {asked}")
+    effective, differences = pod.engine.effective, []
+    for name, requested in _requested(spec).items():
+        if requested is not None and getattr(effective, name) != requested:
+            differences.append(f"{name} = {getattr(effective, name)} instead of {requested}")
     if not differences:
         return None
     return (
@@ -205,6 +205,6 @@ def _difference_of(pod: Pod, spec: ProfileSpec) -> str | None:
     )
 
 
-def _asked(spec: ProfileSpec) -> dict[str, object]:
+def _requested(spec: ProfileSpec) -> dict[str, object]:
     shared = EffectiveSettings.model_fields.keys() & ProfileSpec.model_fields.keys()
     return {name: getattr(spec, name) for name in sorted(shared)}

@@ -1,7 +1,4 @@
-"""What was seen of the cluster and of the engines at one moment, as plain values.
-
-Owns the shapes between whoever looks and whoever decides. It reads nothing itself.
-"""
+"""The input of a plan: the cluster and the engines at one moment, as plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ UpdateStrategy = Literal["RollingUpdate", "OnDelete"]
 
 @dataclass(frozen=True)
 class Fit:
-    """An engine's answer to whether the asked profile fits its memory."""
+    """Whether the requested profile fits the memory of an engine."""
 
     fits: bool
     required_bytes: int
@@ -25,7 +22,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class EngineState:
-    """What one engine says of itself. ``fit`` is None where it could not be asked."""
+    """What one engine reports. ``fit`` is None if it is unknown."""
 
     effective: EffectiveSettings
     running: int
@@ -35,7 +32,7 @@ class EngineState:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits for an answer."""
+        """Whether it has running or queued requests."""
         return self.running + self.queued > 0
 
 
@@ -69,25 +66,25 @@ class Pod:
 
     @property
     def is_available(self) -> bool:
-        """Whether it serves now, so that replacing it would take something away."""
+        """Whether it serves now, so that its replacement reduces the capacity."""
         return self.is_ready and not self.is_terminating and not self.is_draining
 
     @property
     def is_dead(self) -> bool:
-        """Whether it certainly serves nobody.
+        """Whether it certainly serves no request.
 
-        One that is not ready and does not answer is not dead: it may drain, and finish a request.
+        A pod that is not ready and does not answer may be draining, and finish one.
         """
         return not self.is_started and self.engine is None
 
     @property
     def is_busy(self) -> bool:
-        """Whether its engine says that somebody waits for an answer."""
+        """Whether its engine reports running or queued requests."""
         return self.engine is not None and self.engine.is_busy
 
     @property
     def is_draining(self) -> bool:
-        """Whether its engine takes nothing new any more. Only a restart ends that."""
+        """Whether its engine drains. Only a restart ends that."""
         return self.engine is not None and self.engine.is_draining
 
 
@@ -119,7 +116,7 @@ class Target:
 
     @property
     def ordinals(self) -> range:
-        """The numbers of the pods that should be there."""
+        """The ordinals of the pods that the StatefulSet should have."""
         return range(self.first_ordinal, self.first_ordinal + self.replicas)
 
 
@@ -127,8 +124,8 @@ class Target:
 class FitJob:
     """A Job that computes whether a profile fits.
 
-    ``answer`` is None until it has given one. ``failure`` says how it ended without, or why the API
-    server let no such Job be made.
+    ``answer`` is None until it has one. ``failure`` says how it ended without an answer, or why the
+    API server refused to create it.
     """
 
     name: str
@@ -154,7 +151,7 @@ class Observation:
 
     @property
     def spec(self) -> ProfileSpec:
-        """What the profile asks for."""
+        """What the profile requests."""
         return self.profile.spec
 
     def with_failed_fit_job(self, name: str, failure: str) -> Observation:

@@ -90,7 +90,7 @@ def _refuse(
     now_s: float,
 ) -> Plan:
     assert refusal is not None, "without an engine a profile is refused"
-    # The pods count for the profile in charge only.
+    # Only the senior profile shows the pods.
     shown = None if refusal.reason == "Conflict" else state
     findings = find_when_refused(refusal, shown)
     step = Step()
@@ -104,14 +104,14 @@ def _refuse(
 
 
 def _was_rolling(previous: ProfileStatus) -> bool:
-    """Say whether a roll was on, or put off: the replaced pods that load are the end of it."""
+    """Return whether a rollout was running or deferred: its replaced pods may still load."""
     progressing = previous.find_condition("Progressing")
     at_rest = ("Complete", "NotAccepted", "PodsNotReady")
     return progressing is not None and progressing.reason not in at_rest
 
 
 def _waited_s(previous: ProfileStatus, settings_hash: str, now_s: float) -> float:
-    """Return how long the roll to this hash has waited for an engine without a break."""
+    """Return how long the rollout to this hash has waited for an engine without a break."""
     waiting = previous.waiting_for
     if waiting is None or previous.desired_hash != settings_hash:
         return 0.0
@@ -165,8 +165,8 @@ def _serving_hash(state: TargetState) -> str | None:
 
 
 def _effective(state: TargetState) -> EffectiveSettings | None:
-    said = {pod.engine.effective for pod in state.pods if pod.is_available and pod.engine}
-    return said.pop() if len(said) == 1 else None
+    reported = {pod.engine.effective for pod in state.pods if pod.is_available and pod.engine}
+    return reported.pop() if len(reported) == 1 else None
 
 
 def _count(state: TargetState) -> PodCounts:

@@ -83,7 +83,7 @@ def _advance(state: TargetState, waited_s: float) -> Step:
         return Step(settings + _collect_garbage(state), wait_for_unavailable(state))
     prepared = settings + _ensure_strategy(state)
     if state.target.observed_generation < state.target.generation:
-        message = "the controller of the StatefulSet has not seen the new pod template yet"
+        message = "the StatefulSet controller has not observed the new pod template yet"
         waiting = Waiting("TemplateNotSeen", message, is_deferred=False)
         return Step(prepared, waiting, _name_unless_idle(_next_pod(state)))
     step = _replace_next(state, waited_s)
@@ -93,7 +93,7 @@ def _advance(state: TargetState, waited_s: float) -> Step:
 def _paused(state: TargetState) -> Step:
     if not state.has_work and not state.drained:
         return Step(waiting=wait_for_unavailable(state))
-    return Step(waiting=Waiting("Paused", "rollout.paused is true; set it to false to go on"))
+    return Step(waiting=Waiting("Paused", "rollout.paused is true; set it to false to continue"))
 
 
 def _ensure_config_map(state: TargetState) -> tuple[Action, ...]:
@@ -110,10 +110,10 @@ def _ensure_strategy(state: TargetState) -> tuple[Action, ...]:
 
 
 def _needs_fit_job(state: TargetState) -> bool:
-    """Say whether the settings are new, their fit is unknown, and no engine can be asked.
+    """Return whether the settings are new, their fit is unknown, and no engine can report it.
 
     Settings whose ConfigMap exists were accepted before. So a revert out of a crash loop, where no
-    engine can be asked either, does not wait for a Job.
+    engine can report it either, does not wait for a Job.
     """
     if any(pod.is_available for pod in state.pods) or state.worst_fit is not None:
         return False
@@ -122,7 +122,7 @@ def _needs_fit_job(state: TargetState) -> bool:
 
 
 def _wait_for_fit_job(state: TargetState) -> Step:
-    message = "no engine serves that could say whether the profile fits; a Job computes it"
+    message = "no serving engine can report whether the profile fits; a Job computes it"
     waiting = Waiting("FitUnknown", message, is_deferred=False)
     if state.fit_job is not None:
         return Step(waiting=waiting)
@@ -155,7 +155,7 @@ def _patch_template(state: TargetState, settings: tuple[Action, ...], waited_s: 
 def _replace_next(state: TargetState, waited_s: float) -> Step:
     if state.observation.spec.rollout.strategy == "OnDelete" and not state.drained:
         names = tuple(pod.name for pod in state.stale)
-        message = "rollout.strategy is OnDelete: a pod takes the change when it is deleted"
+        message = "rollout.strategy is OnDelete: a pod gets the change when it is deleted"
         return Step(waiting=Waiting("OnDelete", message, names))
     pod = _next_pod(state)
     if pod is None:

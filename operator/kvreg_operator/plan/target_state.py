@@ -60,7 +60,7 @@ class TargetState:
 
     @property
     def drained(self) -> tuple[Pod, ...]:
-        """Pods whose engine drains: only a restart lets them take requests again.
+        """Pods whose engine drains: only a restart makes them accept requests again.
 
         A rollout that was reverted, put off or paused between drain and delete leaves one behind.
         """
@@ -115,8 +115,8 @@ class TargetState:
         if self.worst_fit is not None or self.fit_job is None or self.fit_job.failure is None:
             return None
         return (
-            f"Job {self.fit_job.name} does not say whether the profile fits "
-            f"({self.fit_job.failure}); no engine serves, so nothing is lost by trying"
+            f"Job {self.fit_job.name} did not report whether the profile fits "
+            f"({self.fit_job.failure}); no engine serves, so the rollout continues"
         )
 
     @property
@@ -148,7 +148,7 @@ def _find_failures(pods: list[Pod], now_s: float) -> tuple[str, ...]:
     for pod in pods:
         if pod.ends_at_s is not None:
             if now_s > pod.ends_at_s + OVERDUE_AFTER_S:
-                failures.append(f"{pod.name}: does not end, although its grace period is over")
+                failures.append(f"{pod.name}: is still terminating after its grace period")
         elif pod.failure is not None:
             failures.append(f"{pod.name}: {pod.failure}")
         elif pod.unschedulable is not None and not has_terminating:

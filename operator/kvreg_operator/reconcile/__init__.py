@@ -1,1 +1,1 @@
-"""One pass over a target at a time: observe, plan, write the status, act. And when it is due."""
+"""The reconcile loop: per target observe, plan, write the status and act, when it is due."""

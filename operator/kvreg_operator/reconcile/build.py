@@ -1,4 +1,4 @@
-"""The parts that make passes, built from a connection to the cluster and to the engines."""
+"""The composition of the workers, from the clients of the cluster and of the engines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plans, carried out: the status first, then one request for each action, then its event.
+"""The execution of plans: the status first, then one request for each action, then its event.
 
-Owns the translation of actions into requests. What to do, and in which order, is the plan's; what
-comes after a failure, the next pass'.
+Owns the translation of actions into requests. The plan decides what to do, and in which order.
+After a failure the next reconcile decides.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Execution:
         self._version: str | None = None
 
     async def carry_out(self, action: Action) -> None:
-        """Do what the action says. What is so already counts as done.
+        """Carry out the action. What is done already is no error.
 
         Raises:
             Conflict: The object has changed since it was observed.
@@ -168,12 +168,14 @@ class Execution:
     async def _run_fit_job(self, action: RunFitJob) -> None:
         if await self._api.ensure_created(JOBS, action.manifest):
             return
-        # An earlier pass may have created it. One of another owner would never be found again.
+        # An earlier reconcile may have created it. Another owner's has other labels.
         labels: dict[str, str] = action.manifest["metadata"]["labels"]
         async for job in self._api.each(JOBS, self._target.namespace):
             found: dict[str, str] = job["metadata"].get("labels") or {}
             if job["metadata"]["name"] == action.name and not labels.items() <= found.items():
-                raise PermanentError(f"Job {action.name} is there and is not the operator's own")
+                raise PermanentError(
+                    f"Job {action.name} exists and does not belong to the operator"
+                )
 
     async def _drain_pod(self, name: str, uid: str) -> None:
         # A container that crashed has another address by now.

@@ -1,7 +1,7 @@
-"""The metrics of the operator, and what of a new status they count.
+"""The metrics of the operator, and which changes of a status they count.
 
-Owns names, labels and their values. The registry is an argument; serving it is somebody else's
-part. All children exist from the start, so that the rate of what never happened is 0.
+Owns names, labels and their values. All children exist from the start, so that the rate of what
+never happened is 0.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class OperatorMetrics:
         self._statuses: dict[str, Collection[ProfileStatus]] = {}
         self._profiles = Gauge(
             "kvreg_operator_profiles",
-            "Profiles of which the condition is true.",
+            "Profiles whose condition is true.",
             ["condition"],
             registry=registry,
         )
         self._rolls = Counter(
-            "kvreg_operator_rolls", "Rolls, by how they ended.", ["result"], registry=registry
+            "kvreg_operator_rolls", "Rollouts, by how they ended.", ["result"], registry=registry
         )
         self._deferrals = Counter(
             "kvreg_operator_deferrals",
-            "Times that a roll was put off, by reason.",
+            "Rollouts that were deferred, by reason.",
             ["reason"],
             registry=registry,
         )
@@ -49,7 +49,7 @@ class OperatorMetrics:
         )
         self._reconciles = Counter(
             "kvreg_operator_reconciles",
-            "Looks at profiles, by result.",
+            "Reconciles of profiles, by result.",
             ["result"],
             registry=registry,
         )
@@ -70,11 +70,11 @@ class OperatorMetrics:
         self._watch_age.labels(kind).set_function(lambda: self._clock() - since)
 
     def reconciled(self, result: ReconcileResult) -> None:
-        """Count one look at a profile."""
+        """Count one reconcile of a profile."""
         self._reconciles.labels(result).inc()
 
     def show_profiles(self, target: str, statuses: Collection[ProfileStatus]) -> None:
-        """Show the profiles of a target, in how many of all profiles each condition is true."""
+        """Replace the profiles of a target in the counts by condition."""
         self._statuses.pop(target, None)
         if statuses:
             self._statuses[target] = statuses
@@ -84,7 +84,7 @@ class OperatorMetrics:
             self._profiles.labels(condition).set(true[condition])
 
     def count_change(self, previous: ProfileStatus, status: ProfileStatus) -> None:
-        """Count what has begun or ended between two statuses of one profile."""
+        """Count the rollout that ended and the deferral that began between two statuses."""
         if (result := find_roll_result(previous, status)) is not None:
             self._rolls.labels(result).inc()
         if (reason := find_new_deferral(previous, status)) is not None:
@@ -92,7 +92,7 @@ class OperatorMetrics:
 
 
 def find_roll_result(previous: ProfileStatus, status: ProfileStatus) -> RollResult | None:
-    """Return how a roll ended between two statuses, if one did."""
+    """Return how a rollout ended between two statuses, if one did."""
     if _true_reason(previous, "Progressing") != "Rolling":
         return None
     if previous.desired_hash != status.desired_hash:
@@ -110,7 +110,7 @@ def _is_failure(status: ProfileStatus) -> bool:
 
 
 def find_new_deferral(previous: ProfileStatus, status: ProfileStatus) -> str | None:
-    """Return why a roll was put off, where it was not, or for another reason."""
+    """Return why a rollout is deferred, if it was not, or for another reason."""
     now = _true_reason(status, "RolloutDeferred")
     return None if now == _true_reason(previous, "RolloutDeferred") else now
 

@@ -1,10 +1,10 @@
-"""One pass over one target: observe, plan, write the status, act.
+"""One reconcile of one target: observe, plan, write the status, act.
 
-Owns the order. The status is written first, on condition that the profile is still the one that
-was observed, also where it stays the same and there are actions: a profile that was edited
-meanwhile is observed again before anything is touched, and an operator that dies afterwards has
-recorded less waiting than there was, never more. Everything after that may be cut off anywhere:
-the next pass continues from what it finds.
+Owns the order. The status is written first, on condition that the profile has not changed since it
+was observed, also if the status stays the same and there are actions. So an edited profile is
+observed again before anything is touched, and an operator that dies afterwards has recorded less
+waiting than there was, never more. A reconcile may end anywhere after that: the next one continues
+from what it observes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvreg_operator.reconcile.execution import Executor
 from kvreg_operator.reconcile.metrics import OperatorMetrics
 from kvreg_operator.reconcile.target_queue import TargetKey
 
-# The effect of an action shows at once, and that of a drain in no event at all.
+# Most actions take effect at once, and a drain causes no event.
 AFTER_ACTION_S = 1.0
 # Engines send no events; this is how late an idle one is noticed.
 WHILE_WAITING_S = 3.0
-_WAITS_FOR_PEOPLE = frozenset({"Paused", "Canary", "OnDelete"})
+_WAITS_FOR_A_USER = frozenset({"Paused", "Canary", "OnDelete"})
 
 
 class Reconciler:
-    """Makes passes. ``clock`` returns seconds since the epoch."""
+    """Reconciles targets. ``clock`` returns seconds since the epoch."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Reconciler:
         self._clock = clock
 
     async def reconcile(self, target: TargetKey) -> float | None:
-        """Make one pass; return the delay until the next one, or None to wait for an event.
+        """Reconcile once; return the delay until the next time, or None to wait for an event.
 
         Raises:
-            OperatorError: Something could not be read or done; the pass ended there.
+            OperatorError: A request failed; the reconcile ended there.
         """
         observations = await self._observer.observe(target.namespace, target.name)
         if not observations:
@@ -70,6 +70,6 @@ def _delay_until_next_s(plan: Plan) -> float | None:
     if plan.actions:
         return AFTER_ACTION_S
     waiting = plan.status.waiting_for
-    if waiting is not None and waiting.reason not in _WAITS_FOR_PEOPLE:
+    if waiting is not None and waiting.reason not in _WAITS_FOR_A_USER:
         return WHILE_WAITING_S
     return None

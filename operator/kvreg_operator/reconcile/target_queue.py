@@ -1,7 +1,7 @@
-"""When each target is due for its next pass.
+"""The queue of targets, by the time of their next reconcile.
 
-Owns the times. One worker holds a target at a time; any number of wakes meanwhile make one more
-pass afterwards. Two profiles of one target share a key, so that they never run concurrently.
+Owns the times. One worker holds a target at a time; any number of wakes meanwhile cause one more
+reconcile afterwards. Two profiles of one target share a key, so that they never run concurrently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TargetKey:
 
 
 class TargetQueue:
-    """Targets by the time of their next pass. ``clock`` returns monotonic seconds."""
+    """Targets by the time of their next reconcile. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class TargetQueue:
         self._changed = asyncio.Event()
 
     def wake(self, target: TargetKey, delay_s: float = COALESCE_S) -> None:
-        """Schedule a pass after ``delay_s``. An earlier one that is scheduled already stays."""
+        """Schedule a reconcile after ``delay_s``, unless an earlier one is scheduled."""
         due_s = self._clock() + delay_s
         self._due_s[target] = min(due_s, self._due_s.get(target, due_s))
         self._changed.set()
@@ -58,7 +58,7 @@ class TargetQueue:
             await self._wait_for_change(wait_s)
 
     def give_back(self, target: TargetKey) -> None:
-        """Release a target after its pass."""
+        """Release a target after its reconcile."""
         self._taken.discard(target)
         self._changed.set()
 

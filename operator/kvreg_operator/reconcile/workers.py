@@ -1,7 +1,6 @@
-"""The tasks that take targets from the queue and have them looked at.
+"""The workers: tasks that take targets from the queue and reconcile them.
 
-Owns what a failure means for the time of the next look. A failure of one target delays that one
-alone, and none of them ends a worker.
+Owns the delay after a failure. A failure of one target delays only that target, and ends no worker.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from kvreg_operator.reconcile.reconciler import Reconciler
 from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 
 NUM_WORKERS = 4
-# Several times what a slow API server and the slowest engines take together. It may cut a pass
-# anywhere: the next one continues from what it finds.
-PASS_TIMEOUT_S = 180.0
-# Only a change by a person helps, and that is told; this is for the right that was granted.
+# Several times what a slow API server and the slowest engines take together. The next reconcile
+# continues wherever this one was cancelled.
+RECONCILE_TIMEOUT_S = 180.0
+# A user has to change something, and most changes cause an event. A right that is granted does not.
 AFTER_PERMANENT_S = 60.0
 MAX_BACKOFF_S = 60.0
 
@@ -26,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Workers:
-    """What the workers share: how often each target has failed in a row."""
+    """Runs the workers. They share how often each target has failed in a row."""
 
     def __init__(
         self, queue: TargetQueue, reconciler: Reconciler, metrics: OperatorMetrics
@@ -37,30 +36,30 @@ class Workers:
         self._failures: dict[TargetKey, int] = {}
 
     async def run(self) -> None:
-        """Make passes for ever, ``NUM_WORKERS`` at a time."""
+        """Run ``NUM_WORKERS`` workers for ever."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(NUM_WORKERS):
                 tasks.create_task(self.work())
 
     async def work(self) -> None:
-        """Be one worker, for ever."""
+        """Run one worker for ever."""
         while True:
             target = await self.queue.take()
             try:
-                delay_s = await self._look(target)
+                delay_s = await self._reconcile(target)
             finally:
                 self.queue.give_back(target)
             if delay_s is not None:
                 self.queue.wake(target, delay_s)
 
-    async def _look(self, target: TargetKey) -> float | None:
+    async def _reconcile(self, target: TargetKey) -> float | None:
         try:
-            async with asyncio.timeout(PASS_TIMEOUT_S):
+            async with asyncio.timeout(RECONCILE_TIMEOUT_S):
                 delay_s = await self._reconciler.reconcile(target)
         except Conflict as err:
-            # Others write too; the look at what they wrote is due at once.
+            # Another client wrote the object, which is no failure.
             self.metrics.reconciled("temporary_error")
-            _logger.info("%s: changed since it was looked at: %s", target, err)
+            _logger.info("%s: changed since it was observed: %s", target, err)
             return max(err.delay_s, self._back_off_s(target))
         except TemporaryError as err:
             self.metrics.reconciled("temporary_error")
@@ -70,17 +69,17 @@ class Workers:
         except TimeoutError:
             self.metrics.reconciled("temporary_error")
             delay_s = self._back_off_s(target)
-            message = "%s: the pass took longer than %.0f s; trying again in %.0f s"
-            _logger.warning(message, target, PASS_TIMEOUT_S, delay_s)
+            message = "%s: the reconcile took longer than %.0f s; trying again in %.0f s"
+            _logger.warning(message, target, RECONCILE_TIMEOUT_S, delay_s)
             return delay_s
         except PermanentError as err:
             self.metrics.reconciled("permanent_error")
             _logger.error("%s: %s", target, err)
             return AFTER_PERMANENT_S
         except Exception:
-            # A bug, or an object of a shape that nobody thought of: the other targets go on.
+            # A bug, or an object of an unexpected shape. The other targets are not affected.
             self.metrics.reconciled("permanent_error")
-            _logger.exception("%s: the look failed", target)
+            _logger.exception("%s: the reconcile failed", target)
             return AFTER_PERMANENT_S
         self._failures.pop(target, None)
         return delay_s

@@ -1,1 +1,1 @@
-"""What wakes the operator: watches, and a resync beside them; and the probe that judges both."""
+"""What queues targets: the watches and the resync; and the liveness probe."""

@@ -1,4 +1,4 @@
-"""All that wakes the workers: for each namespace the watches and the resync, beside one probe."""
+"""The watches and the resync of each namespace, and one probe."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ class ClusterWatch:
         self._probe_address = probe_address
 
     async def run(self) -> None:
-        """Watch for ever, once the definition is served.
+        """Watch for ever, once the CRD is served.
 
         Raises:
-            OperatorError: The definition is not served, or no namespace can be listed, at the
-                start.
+            OperatorError: At the start the CRD is not served, or no namespace can be listed.
         """
-        await self._lists.wait_for_definition(self._namespaces)
+        await self._lists.wait_for_crd(self._namespaces)
         liveness = Liveness(time.monotonic, limit_s=self._liveness_limit_s)
         async with serve_probe(liveness, *self._probe_address), asyncio.TaskGroup() as tasks:
             for namespace in self._namespaces:

@@ -1,6 +1,6 @@
-"""Where the events of the watches and the lists of the resync go.
+"""The sink of the events of the watches and of the lists of the resync.
 
-Owns which target an object concerns. Waking the target is all that follows from an event: the pass
+Owns which target an object concerns. An event only queues its target: the reconcile
 reads everything itself.
 """
 
@@ -19,13 +19,13 @@ TakeEvent = Callable[[WatchKind, Any], None]
 
 @dataclass(frozen=True)
 class EventSink:
-    """Wakes the targets of what was watched or listed, and notes that it was."""
+    """Queues the targets of what was watched or listed, and updates the metrics."""
 
     queue: TargetQueue
     metrics: OperatorMetrics
 
     def take_event(self, kind: WatchKind, manifest: Mapping[str, Any]) -> None:
-        """Take the object of a watch event in."""
+        """Queue the target of a watch event."""
         self.metrics.note_seen(kind)
         if (target := find_target(kind, manifest)) is not None:
             self.queue.wake(target)
@@ -36,7 +36,7 @@ class EventSink:
             self.metrics.note_seen(kind)
 
     def wake(self, namespace: str, name: str) -> None:
-        """Wake the target of that name."""
+        """Queue a target."""
         self.queue.wake(TargetKey(namespace, name))
 
 

@@ -1,8 +1,8 @@
 """The watches of one namespace, in a thread of their own.
 
-Owns that Kopf is started again when it ends. It ends as a whole when one of its watches is refused,
-and then cancels all tasks of its loop. So each namespace has a Kopf of its own, in a loop of its
-own, and one that is refused does not affect the others. Meanwhile the resync wakes the targets.
+Owns the restart of Kopf. Kopf ends as a whole when one of its watches is refused, and cancels all
+tasks of its loop. So each namespace has its own Kopf in its own loop: one that is refused does not
+affect the others. Meanwhile the resync queues the targets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class KopfWatches:
-    """Watches one namespace, and remembers why it could not."""
+    """Watches one namespace. It remembers the last failure that it logged."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""Lists of the watched kinds, one namespace at a time.
+"""Lists of the watched kinds in one namespace.
 
-Owns which kinds are listed, and what a failure means: at the start, when no namespace can be
-listed, and later, as a sentence.
+Owns which kinds are listed, and how the process starts when no namespace can be listed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from kvreg_operator.clients.api_server import PODS, PROFILES, STATEFUL_SETS, Clu
 from kvreg_operator.clients.errors import NotServed, OperatorError, PermanentError
 from kvreg_operator.watch.event_sink import find_target
 
-# A definition that is installed together with the operator is served within this time.
-DEFINITION_TIMEOUT_S = 20.0
+# A CRD that is installed together with the operator is served within this time.
+CRD_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,16 @@ class Lists:
             return Listing(failure=str(err))
         return Listing(frozenset(names))
 
-    async def wait_for_definition(self, namespaces: Sequence[str]) -> None:
+    async def wait_for_crd(self, namespaces: Sequence[str]) -> None:
         """Wait until the profiles of any namespace can be listed.
 
         Kopf looks up the kinds that it watches once, when it starts.
 
         Raises:
-            PermanentError: The definition is not installed, or no namespace may be listed.
+            PermanentError: The CRD is not installed, or no namespace may be listed.
             TemporaryError: The API server did not answer in time.
         """
-        deadline_s = time.monotonic() + DEFINITION_TIMEOUT_S
+        deadline_s = time.monotonic() + CRD_TIMEOUT_S
         while True:
             failures: list[OperatorError] = []
             for namespace in namespaces:
@@ -67,7 +66,7 @@ class Lists:
                     return
             if all(map(_is_for_good, failures)) or time.monotonic() > deadline_s:
                 if isinstance(failures[-1], NotServed):
-                    raise PermanentError(f"the definition {PROFILES.full_name} is not installed")
+                    raise PermanentError(f"the CRD {PROFILES.full_name} is not installed")
                 raise failures[-1]
             await asyncio.sleep(1.0)
 

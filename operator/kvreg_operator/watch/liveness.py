@@ -1,7 +1,7 @@
-"""Whether the operator is alive: it can still list what it watches.
+"""Whether the operator is alive: it can list what it watches.
 
-Owns the rule, and the probe that the kubelet asks. The watches do not count: the resync wakes every
-target without them. Passes do not count either: each of them has a timeout, and is retried.
+Owns the rule, and the probe of the kubelet. Watches do not count: the resync queues every target
+without them. Reconciles do not count: each has a timeout, and is retried.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _logger = logging.getLogger(__name__)
 class Liveness:
     """When a resync last succeeded. ``clock`` returns monotonic seconds.
 
-    The resync of any namespace counts. One that was taken out of the Role fails for good, and a
-    restart would end the work in the others.
+    The resync of any namespace counts. A namespace without a Role fails for good, and a restart
+    would interrupt the others.
     """
 
     def __init__(self, clock: Callable[[], float], *, limit_s: float) -> None:

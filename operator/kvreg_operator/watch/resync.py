@@ -1,7 +1,6 @@
-"""The resync of one namespace: every target is woken, whether an event came or not.
+"""The resync of one namespace: every target is queued, with or without an event.
 
-Owns when the namespace is listed. An event that a watch misses costs at most one resync interval,
-and ``liveness`` is told whether the lists succeed.
+Owns when the namespace is listed. An event that a watch misses costs at most one resync interval.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from kvreg_operator.watch.event_sink import EventSink
 from kvreg_operator.watch.lists import Lists
 from kvreg_operator.watch.liveness import Liveness
 
-# Lists within the limit of the liveness: one that fails alone restarts nothing.
+# Lists within the limit of the liveness: a single one that fails restarts nothing.
 LISTS_PER_LIMIT = 4
 
 _logger = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResyncIntervals:
-    """How often a namespace is listed, and how often its targets are woken."""
+    """How often a namespace is listed, and how often its targets are queued."""
 
     wake_s: float
     list_s: float
@@ -63,7 +62,7 @@ class Resync:
             await asyncio.sleep(self._intervals.list_s)
 
     async def resync(self) -> None:
-        """List the namespace once, and wake its targets if that is due."""
+        """List the namespace once, and queue its targets if that is due."""
         listing = await self._lists.read(self._namespace)
         if listing.failure is not None:
             self._liveness.note_failure(self._namespace, listing.failure)
@@ -86,7 +85,7 @@ class Resync:
         if self._woken_s is not None and now_s - self._woken_s < self._intervals.wake_s:
             return
         self._woken_s = now_s
-        # A target that no profile names any more has its last profile taken out of the metrics.
+        # The last reconcile of a target without a profile removes it from the metrics.
         for name in target_names | self._known:
             self._sink.wake(self._namespace, name)
         self._known = target_names

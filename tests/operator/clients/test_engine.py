@@ -1,4 +1,4 @@
-"""The client reads a real engine's API, and classes its failures."""
+"""The client parses the answers of an engine, and classes its failures."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ REGISTRY = {
 
 def ask(
     handler: Handler,
-    question: Callable[[EngineClient], Awaitable[Answer]],
+    send: Callable[[EngineClient], Awaitable[Answer]],
     api_key: str | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Answer:
     async def run() -> Answer:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as http:
-            return await question(EngineClient(http, api_key, timeout_s))
+            return await send(EngineClient(http, api_key, timeout_s))
 
     return asyncio.run(run())
 
@@ -77,7 +77,7 @@ def test_report_holds_profile_load_and_fit() -> None:
     assert registry.profile.entries == 3
 
 
-def test_fit_is_asked_for_the_settings() -> None:
+def test_fit_request_has_the_settings() -> None:
     asked = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -93,7 +93,7 @@ def test_fit_is_asked_for_the_settings() -> None:
     )
 
 
-def test_drain_is_asked_for() -> None:
+def test_drain_is_requested_with_its_grace() -> None:
     asked = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -104,7 +104,7 @@ def test_drain_is_asked_for() -> None:
     assert asked == [("POST", "/admin/drain?grace_s=30")]
 
 
-def test_key_is_sent_with_every_question() -> None:
+def test_key_is_sent_with_every_request() -> None:
     keys = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -116,7 +116,7 @@ def test_key_is_sent_with_every_question() -> None:
 
 
 def test_key_of_no_administrator_does_not_make_an_engine_look_idle() -> None:
-    # Such a key reads /v1/registry, but is shown none of the others' requests.
+    # Such a key may read /v1/registry, but does not see the requests of other tenants.
     def handler(request: httpx.Request) -> httpx.Response:
         if request.url.path.startswith("/admin"):
             return failing(403, "permission_denied")(request)
@@ -132,7 +132,7 @@ def test_engine_that_is_down_for_now_is_temporary(code: str) -> None:
         ask(failing(503, code), report)
 
 
-def test_delay_is_what_the_engine_says() -> None:
+def test_delay_is_the_engine_s_retry_after() -> None:
     with pytest.raises(TemporaryError) as caught:
         ask(failing(503, "unavailable", **{"retry-after": "7"}), report)
     assert caught.value.delay_s == 7
@@ -159,7 +159,7 @@ def test_network_failure_is_temporary(error: type[httpx.TransportError]) -> None
     assert caught.value.delay_s == RETRY_DELAY_S
 
 
-def dripping(part: bytes, pause_s: float) -> Handler:
+def endless(part: bytes, pause_s: float) -> Handler:
     """Return an engine whose answer never ends."""
 
     async def drip() -> AsyncIterator[bytes]:
@@ -170,19 +170,19 @@ def dripping(part: bytes, pause_s: float) -> Handler:
     return lambda _request: httpx.Response(200, content=drip())
 
 
-def test_answer_that_drips_without_end_is_temporary() -> None:
+def test_answer_that_never_ends_is_temporary() -> None:
     with pytest.raises(TemporaryError, match="TimeoutError"):
-        ask(dripping(b" ", 0.01), report, timeout_s=0.1)
+        ask(endless(b" ", 0.01), report, timeout_s=0.1)
 
 
 def test_answer_that_is_too_long_is_permanent() -> None:
-    with pytest.raises(PermanentError, match="packed, or over"):
-        ask(dripping(b" " * 100_000, 0), report)
+    with pytest.raises(PermanentError, match="compressed, or over"):
+        ask(endless(b" " * 100_000, 0), report)
 
 
-def test_key_that_cannot_be_sent_is_in_no_message() -> None:
+def test_message_does_not_contain_a_key_that_cannot_be_sent() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        # As h11 says it.
+        # The message of h11.
         text = f"Illegal header value {request.headers['authorization'].encode()!r}"
         raise httpx.LocalProtocolError(text)
 

@@ -1,4 +1,4 @@
-"""The Job that computes whether a profile fits, and what is made of its answer."""
+"""The Job that computes whether a profile fits, and the plans that follow from its answer."""
 
 from __future__ import annotations
 
@@ -184,17 +184,17 @@ def test_job_is_the_engine_s_container_without_what_serves() -> None:
     assert name.startswith("chat-fit-")
 
 
-def test_claims_of_the_pods_are_not_taken_from_them() -> None:
+def test_volume_claims_of_the_pods_become_empty_volumes() -> None:
     pod_spec = desire(NEW, target(claims=("cache",))).fit_job["spec"]["template"]["spec"]
     assert pod_spec["volumes"][-1] == {"name": "cache", "emptyDir": {}}
 
 
-def test_longest_name_of_a_target_leaves_room() -> None:
+def test_job_of_the_longest_target_name_has_a_valid_name() -> None:
     long = make_profile(targetRef={"name": "x" * 52})
     assert len(job_name(long)) == 63
 
 
-def test_name_changes_with_the_question() -> None:
+def test_name_changes_with_the_inputs() -> None:
     other = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "nodeSelector": {"pool": "a100"}}}
     names = {
         job_name(NEW, target()),
@@ -205,7 +205,7 @@ def test_name_changes_with_the_question() -> None:
     assert len(names) == 4
 
 
-def test_name_does_not_change_with_what_the_operator_writes_or_nobody_asks() -> None:
+def test_name_does_not_change_with_the_operator_s_own_fields_or_the_rollout() -> None:
     bare: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "image": "engine:1"}]}}
     patch = build_template_patch(
         namespace="serving", target_name=TARGET, container="engine", settings_hash="abc"
@@ -240,7 +240,7 @@ ANSWER = {"fits": False, "required_bytes": 3, "available_bytes": 2, "short_by_by
 
 
 @pytest.mark.parametrize("condition", [None, "Failed", "Complete"])
-def test_answer_counts_whatever_became_of_the_job(condition: str | None) -> None:
+def test_answer_counts_however_the_job_ended(condition: str | None) -> None:
     text = json.dumps({**ANSWER, "pages": 7})
     read = parse_fit_job(job_manifest(condition), [ended(text, exit_code=1)])
     assert read == FitJob("chat-fit-1", Fit(False, 3, 2, 1), None)
@@ -255,13 +255,13 @@ def test_job_that_could_not_run_says_why() -> None:
     assert read.failure == "DeadlineExceeded"
 
 
-def test_job_that_was_told_nonsense_shows_what_it_said() -> None:
-    said = ended("kvreg: a plan for cards needs --gpu-memory-gib\n", exit_code=2)
-    read = parse_fit_job(job_manifest("Failed", "BackoffLimitExceeded"), [said])
+def test_failed_job_shows_its_termination_message() -> None:
+    pod = ended("kvreg: a plan for cards needs --gpu-memory-gib\n", exit_code=2)
+    read = parse_fit_job(job_manifest("Failed", "BackoffLimitExceeded"), [pod])
     assert read.failure == "BackoffLimitExceeded: kvreg: a plan for cards needs --gpu-memory-gib"
 
 
-def test_pod_of_another_job_says_nothing() -> None:
+def test_pod_of_another_job_is_ignored() -> None:
     other = ended(json.dumps(ANSWER), job="chat-fit-2")
     assert parse_fit_job(job_manifest(), [other]).answer is None
 
@@ -276,14 +276,14 @@ def test_script_leaves_the_engine_s_own_answer(tmp_path: Path) -> None:
     read = parse_fit_job(job_manifest("Complete"), [ended(path.read_text())])
     assert read.answer is not None
     assert read.answer.fits
-    # What the kubelet passes on.
+    # What the kubelet reports at most.
     assert path.stat().st_size < 4096
 
 
-# What follows from it.
+# Plans.
 
 
-def test_where_no_engine_serves_a_job_is_asked_first() -> None:
+def test_where_no_engine_serves_a_job_computes_the_fit_first() -> None:
     planned = plan_for(NEW, down(), NOW_S)
     (action,) = planned.actions
     assert isinstance(action, RunFitJob)
@@ -293,7 +293,7 @@ def test_where_no_engine_serves_a_job_is_asked_first() -> None:
     assert statuses(planned.status)["Progressing"] == ("True", "Rolling")
 
 
-def test_target_without_any_pod_asks_a_job() -> None:
+def test_target_without_any_pod_needs_a_job() -> None:
     observed = replace(observe(OLD), target=make_target(OLD, 0))
     assert kinds(plan_for(NEW, observed, NOW_S)) == [RunFitJob]
 
@@ -305,11 +305,11 @@ def test_job_that_runs_is_waited_for() -> None:
     assert planned.status.waiting_for.reason == "FitUnknown"
 
 
-def test_job_that_says_it_fits_lets_the_roll_go_on() -> None:
+def test_job_that_reports_a_fit_continues_the_rollout() -> None:
     assert kinds(plan_for(NEW, down(job(FITS)), NOW_S)) == [ApplyConfigMap, PatchTemplate]
 
 
-def test_job_that_says_it_does_not_fit_refuses_the_profile_untouched() -> None:
+def test_job_that_reports_no_fit_refuses_the_profile_untouched() -> None:
     planned = plan_for(NEW, down(job(TOO_LARGE)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Accepted"] == ("False", "DoesNotFit")
@@ -322,7 +322,7 @@ def test_refusal_by_a_job_is_at_rest() -> None:
     assert plan_for(refused, observed, NOW_S + 3600) == Plan(refused, (), status, ())
 
 
-def test_job_without_an_answer_is_told_and_the_roll_goes_on() -> None:
+def test_job_without_an_answer_is_an_event_and_the_rollout_continues() -> None:
     planned = plan_for(NEW, down(job(failure="DeadlineExceeded")), NOW_S)
     assert kinds(planned) == [ApplyConfigMap, PatchTemplate]
     assert ("Warning", "FitUnknown") in {(e.type, e.reason) for e in planned.events}
@@ -331,12 +331,12 @@ def test_job_without_an_answer_is_told_and_the_roll_goes_on() -> None:
     assert "DeadlineExceeded" in progressing.message
 
 
-def test_engine_that_answers_is_believed_before_a_job() -> None:
+def test_report_of_an_engine_overrides_a_job() -> None:
     observed = observe(OLD, make_pod(0, OLD), fit_jobs=(job(TOO_LARGE),))
     assert PatchTemplate in kinds(plan_for(NEW, observed, NOW_S))
 
 
-def test_pod_that_serves_and_does_not_answer_is_not_passed_by_with_a_job() -> None:
+def test_job_does_not_replace_the_report_of_a_pod_that_serves() -> None:
     planned = plan_for(NEW, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
@@ -357,7 +357,7 @@ def test_earlier_settings_are_kept_while_the_new_ones_do_not_serve() -> None:
     assert kinds(served) == [DeleteConfigMap]
 
 
-def test_dead_pod_of_settings_that_were_let_pass_is_replaced() -> None:
+def test_dead_pod_of_accepted_settings_is_replaced() -> None:
     pod = unstarted_pod(0, OLD)
     observed = observe(NEW, pod, fit_jobs=(job(FITS),))
     assert kinds(plan_for(NEW, observed, NOW_S)) == [DeletePod]
@@ -375,12 +375,12 @@ def test_answer_is_removed_once_the_profile_is_served() -> None:
     assert plan_for(NEW, observed, NOW_S).actions == (DeleteFitJob(job_name()),)
 
 
-def test_paused_profile_asks_nobody() -> None:
+def test_paused_profile_creates_no_job() -> None:
     paused = make_profile(registryEntries=4, rollout={"paused": True})
     assert plan_for(paused, down(FitJob("chat-fit-earlier", None, None)), NOW_S).actions == ()
 
 
-def test_profile_that_is_not_in_charge_removes_nothing() -> None:
+def test_junior_profile_removes_nothing() -> None:
     elder = make_profile("elder", created_s=NOW_S - 7200)
     observed = down(FitJob("chat-fit-of-the-elder", None, None), others=(elder.metadata,))
     assert plan_for(NEW, observed, NOW_S).actions == ()

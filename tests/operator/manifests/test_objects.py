@@ -1,4 +1,4 @@
-"""The objects that are written, as whole dictionaries."""
+"""The objects that the operator writes, as whole dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash of a profile changes with everything that needs other pods, and with nothing else."""
+"""The hash of a profile changes with everything that requires other pods, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.operator.objects import hash_of, make_profile
 
 from kvreg_operator.manifests.desired_state import render_settings
 
-# Every field of the spec that an engine notices, with another value.
+# Every field of the spec that changes an engine, with another value.
 EDITS: list[dict[str, Any]] = [
     {"lanes": 2},
     {"registryEntries": 3},
@@ -20,7 +20,7 @@ EDITS: list[dict[str, Any]] = [
     {"anchors": 2},
     {"restartId": "monday"},
 ]
-# Every field that it does not notice.
+# Every other field.
 OTHER_EDITS: list[dict[str, Any]] = [
     {"rollout": {"strategy": "OnDelete"}},
     {"rollout": {"waitForIdle": False}},
@@ -32,7 +32,7 @@ OTHER_EDITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: next(iter(edit)))
-def test_edit_that_engines_notice_changes_the_hash(edit: dict[str, Any]) -> None:
+def test_edit_of_an_engine_setting_changes_the_hash(edit: dict[str, Any]) -> None:
     assert hash_of(make_profile(**edit)) != hash_of(make_profile())
 
 
@@ -53,7 +53,7 @@ def test_default_written_out_keeps_the_hash() -> None:
 
 
 def test_hash_of_a_released_version_stays() -> None:
-    # Another value here restarts every engine of everybody who upgrades the operator.
+    # With another value here, an upgrade of the operator restarts every engine.
     assert hash_of(make_profile("small", lanes=1, registryEntries=2)) == "54ef9d18241a7fe0"
 
 
@@ -65,11 +65,11 @@ def test_hash_is_the_same_in_another_process() -> None:
     assert done.stdout.strip() == hash_of(make_profile())
 
 
-def test_anchors_that_nobody_asked_for_are_the_engine_s_choice() -> None:
+def test_anchors_that_are_not_set_are_left_to_the_engine() -> None:
     document = render_settings(make_profile())
     assert "anchors" not in json.loads(document.text)
 
 
-def test_no_anchors_are_asked_for_as_zero() -> None:
+def test_zero_anchors_are_rendered() -> None:
     document = render_settings(make_profile(anchors=0))
     assert json.loads(document.text)["anchors"] == 0

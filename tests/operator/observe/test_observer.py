@@ -1,4 +1,4 @@
-"""An observation reads what belongs to a target, and asks its engines."""
+"""An observation reads what belongs to a target, and queries its engines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def observe(api: FakeApi, num_times: int = 1, **engines: Any) -> tuple[Observati
     async def run() -> tuple[Observation, ...]:
         async with clients(api, **engines) as (cluster, its_engines):
             observer = Observer(cluster, its_engines, recorder_of(cluster).warn)
-            # The port is known by now.
+            # The port is known only now.
             if TARGET_PATH in api.objects:
                 refresh(api)
             observations: tuple[Observation, ...] = ()
@@ -87,7 +87,7 @@ def test_observation_writes_nothing() -> None:
     assert api.writes == []
 
 
-def test_engine_that_has_not_started_is_not_asked() -> None:
+def test_engine_that_has_not_started_is_not_queried() -> None:
     api = served()
     put_pod(api, hash_of(), started=False)
     (seen,) = observe(api)
@@ -95,7 +95,7 @@ def test_engine_that_has_not_started_is_not_asked() -> None:
     assert api.engine.keys == []
 
 
-def test_pod_on_its_way_out_is_not_asked() -> None:
+def test_terminating_pod_is_not_queried() -> None:
     api = served()
     put_pod(api, hash_of(), deletionTimestamp="2026-01-01T00:00:00Z")
     observe(api)
@@ -118,7 +118,7 @@ def test_engine_that_does_not_answer_is_logged_once(caplog: pytest.LogCaptureFix
     assert len([r for r in caplog.records if "no answer" in r.message]) == 1
 
 
-def test_key_is_read_anew_with_each_observation(tmp_path: Path) -> None:
+def test_key_is_read_again_with_each_observation(tmp_path: Path) -> None:
     path = tmp_path / "key"
     api = served()
 
@@ -134,7 +134,7 @@ def test_key_is_read_anew_with_each_observation(tmp_path: Path) -> None:
     assert api.engine.keys == ["Bearer first"] * 2 + ["Bearer second"] * 2
 
 
-def test_key_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_key_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="API key"):
         observe(served(), api_key_file=tmp_path / "none")
 
@@ -144,7 +144,9 @@ def test_key_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     [b"sk-one\nsk-two\n", "sk-\u2013".encode(), b"sk-one sk-two", b"sk-\xff", b"sk-\x01"],
     ids=["lines", "dash", "space", "no UTF-8", "control"],
 )
-def test_key_that_no_header_can_carry_is_said_and_not_shown(tmp_path: Path, content: bytes) -> None:
+def test_key_that_no_header_can_carry_is_an_error_without_it(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
     with pytest.raises(PermanentError, match="API key") as caught:
@@ -153,21 +155,21 @@ def test_key_that_no_header_can_carry_is_said_and_not_shown(tmp_path: Path, cont
     assert caught.value.__cause__ is None
 
 
-def test_engines_that_answer_too_slowly_are_taken_for_silent() -> None:
+def test_engines_that_answer_too_slowly_count_as_silent() -> None:
     api = served()
     api.engine.is_hung = True
     (seen,) = observe(api, timeout_s=0.1)
     assert seen.pods[0].engine is None
 
 
-def test_target_without_a_profile_is_none_of_our_business() -> None:
+def test_target_without_a_profile_is_not_observed() -> None:
     api = FakeApi()
     put_target(api)
     assert observe(api) == ()
     assert len(api.requests) == 1
 
 
-def test_profile_on_its_way_out_is_left_alone() -> None:
+def test_profile_that_is_being_deleted_is_ignored() -> None:
     api = served()
     api.objects[PROFILE_PATH]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert observe(api) == ()
@@ -180,7 +182,7 @@ def test_profile_without_a_target_is_seen() -> None:
     assert seen.target is None
 
 
-def test_profile_in_charge_comes_first_and_alone_knows_engines() -> None:
+def test_senior_profile_comes_first_and_has_the_reports() -> None:
     api = served()
     put_profile(api, "another")
     first, second = observe(api)
@@ -196,7 +198,7 @@ def test_profile_in_charge_comes_first_and_alone_knows_engines() -> None:
         {"lanes": "many"},
     ],
 )
-def test_profile_of_a_newer_definition_is_passed_over_and_logged_once(
+def test_profile_of_a_newer_crd_is_skipped_and_logged_once(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     api = served()
@@ -209,54 +211,54 @@ def test_profile_of_a_newer_definition_is_passed_over_and_logged_once(
     assert field in record.message
 
 
-def put_elder(api: FakeApi, name: str = "elder", **spec: Any) -> None:
-    """Put a profile of the target that is older than the others, and cannot be read."""
+def put_senior(api: FakeApi, name: str = "senior", **spec: Any) -> None:
+    """Put a profile of the target that is older than the others, and cannot be parsed."""
     metadata = {"creationTimestamp": "2025-01-01T00:00:00Z"}
     unreadable = {**SPEC, "currentState": "Compress", **spec}
     api.put(path_of("kvregistryprofiles", name), {"metadata": metadata, "spec": unreadable})
 
 
-def test_unreadable_elder_keeps_its_claim() -> None:
+def test_unreadable_senior_profile_keeps_its_claim() -> None:
     api = served()
-    put_elder(api)
+    put_senior(api)
     (seen,) = observe(api)
-    assert [other.name for other in seen.others] == ["elder"]
+    assert [other.name for other in seen.others] == ["senior"]
     assert api.engine.keys == []
 
 
 def test_unreadable_profile_of_another_target_claims_nothing() -> None:
     api = served()
-    put_elder(api, targetRef={"name": "embed"})
+    put_senior(api, targetRef={"name": "embed"})
     (seen,) = observe(api)
     assert seen.others == ()
     assert api.writes == []
 
 
-def test_unreadable_elder_on_its_way_out_claims_nothing() -> None:
+def test_unreadable_profile_that_is_being_deleted_claims_nothing() -> None:
     api = served()
-    put_elder(api)
-    elder = api.objects[path_of("kvregistryprofiles", "elder")]
-    elder["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    put_senior(api)
+    senior = api.objects[path_of("kvregistryprofiles", "senior")]
+    senior["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     (seen,) = observe(api)
     assert seen.others == ()
 
 
 @pytest.mark.parametrize("spec", [{}, {"targetRef": "a name"}], ids=["a value", "its target"])
-def test_unreadable_profile_is_told_once_in_an_event(spec: dict[str, Any]) -> None:
+def test_unreadable_profile_is_one_event(spec: dict[str, Any]) -> None:
     api = served()
-    put_elder(api, **spec)
+    put_senior(api, **spec)
     observe(api, num_times=3)
-    (told,) = [request.body for request in api.writes]
-    assert (told["type"], told["reason"]) == ("Warning", "Unreadable")
-    assert told["involvedObject"]["name"] == "elder"
+    (event,) = [request.body for request in api.writes]
+    assert (event["type"], event["reason"]) == ("Warning", "Unreadable")
+    assert event["involvedObject"]["name"] == "senior"
 
 
-def test_key_that_cannot_be_read_is_told_in_an_event(tmp_path: Path) -> None:
+def test_key_that_cannot_be_read_is_an_event(tmp_path: Path) -> None:
     api = served()
     with pytest.raises(PermanentError):
         observe(api, api_key_file=tmp_path / "none")
-    (told,) = [request.body for request in api.writes]
-    assert (told["reason"], told["involvedObject"]["name"]) == ("KeyUnreadable", "small")
+    (event,) = [request.body for request in api.writes]
+    assert (event["reason"], event["involvedObject"]["name"]) == ("KeyUnreadable", "small")
 
 
 def test_profile_is_found_on_a_later_page_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +288,7 @@ def test_profiles_of_other_targets_are_not_validated(monkeypatch: pytest.MonkeyP
     assert read == ["small"]
 
 
-def test_status_of_a_newer_operator_is_taken_for_none() -> None:
+def test_status_that_cannot_be_parsed_counts_as_none() -> None:
     api = served()
     api.objects[PROFILE_PATH]["status"] = {"conditions": [{"type": "Enlightened"}]}
     (seen,) = observe(api)

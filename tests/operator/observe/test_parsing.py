@@ -1,4 +1,4 @@
-"""Objects of the API server become what was observed."""
+"""Objects of the API server become the values of an observation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_no_replicas_are_none() -> None:
     assert parse_target(stateful_set(replicas=0), "engine").replicas == 0
 
 
-def test_pods_are_numbered_from_where_the_stateful_set_says() -> None:
+def test_ordinals_begin_at_the_start_of_the_stateful_set() -> None:
     target = parse_target(stateful_set(replicas=2, ordinals={"start": 5}), "engine")
     assert target.ordinals == range(5, 7)
 
@@ -112,7 +112,7 @@ def test_strategy_is_read() -> None:
     )
 
 
-def test_template_that_nobody_has_touched_has_no_hash() -> None:
+def test_template_without_settings_has_no_hash() -> None:
     bare = {"metadata": {}, "spec": {"containers": [{"name": "engine"}]}}
     target = parse_target(stateful_set(template=bare), "engine")
     assert (target.settings_hash, target.config_map) == (None, None)
@@ -137,7 +137,7 @@ REPORT = EngineReport(
 ENGINE = make_engine(PROFILE, running=1, queued=2, is_draining=True)
 
 
-def test_report_of_an_engine_is_read_in_the_words_of_the_profile() -> None:
+def test_report_of_an_engine_is_parsed_into_the_terms_of_the_profile() -> None:
     assert parse_report(REPORT) == ENGINE
 
 
@@ -213,7 +213,7 @@ def test_container_that_has_started_after_a_crash_is_no_failure() -> None:
     assert parse_pod(pod(state=state), "engine", None).failure is None
 
 
-def test_container_that_ended_in_peace_is_no_failure() -> None:
+def test_container_that_ended_with_0_is_no_failure() -> None:
     state = {"started": False, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
     assert parse_pod(pod(state=state), "engine", None).failure is None
 
@@ -226,7 +226,7 @@ def test_init_container_that_fails_is_a_failure() -> None:
     assert found.failure == "init container fetch: ImagePullBackOff"
 
 
-def test_reason_why_no_node_takes_a_pod_names_no_number() -> None:
+def test_reason_why_a_pod_is_unschedulable_has_no_number() -> None:
     manifest = pod()
     message = (
         "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint "

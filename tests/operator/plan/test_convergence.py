@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, repeated plans lead it to its profile, one pod at a time.
+"""Repeated plans bring a cluster to its profile, one pod at a time, whatever happens to it.
 
 The rules that hold on the way are in ``simulated_cluster``, which refuses to break them.
 """
@@ -16,11 +16,11 @@ from tests.operator.simulated_cluster import TICK_S, SimulatedCluster
 from kvreg_operator.crd.profile import Canary, Rollout
 from kvreg_operator.plan.planning import Plan, plan
 
-# A roll of the most pods takes a dozen passes each; a request lasts at most four ticks.
-MAX_PASSES = 120
+# A rollout takes a dozen reconciles for each pod; a request lasts at most four ticks.
+MAX_RECONCILES = 120
 MAX_REPLICAS = 4
 
-# The same examples in every run. ``max_examples`` in the thousands is for after a change of plan.
+# The same examples in every run. After a change of the planning, try thousands.
 SEARCH = settings(deadline=None, derandomize=True, database=None)
 
 Happening = Callable[[SimulatedCluster], object]
@@ -134,16 +134,16 @@ HAPPENINGS = st.one_of(
         ]
     ),
 )
-# Passes of the operator, each with the pod that a request reaches at the worst moment, if any.
-PASSES = st.lists(st.none() | ORDINALS, max_size=5)
-HISTORIES = st.lists(st.tuples(HAPPENINGS, PASSES), max_size=15)
+# Reconciles, each with the pod that gets a request at the worst moment, if any.
+RECONCILES = st.lists(st.none() | ORDINALS, max_size=5)
+HISTORIES = st.lists(st.tuples(HAPPENINGS, RECONCILES), max_size=15)
 History = list[tuple[Happening, list[int | None]]]
 
 
 def live(cluster: SimulatedCluster, history: History) -> None:
-    for happen, passes in history:
+    for happen, arrivals in history:
         happen(cluster)
-        for arrival in passes:
+        for arrival in arrivals:
             cluster.reconcile(arrival)
             cluster.tick()
 
@@ -156,9 +156,9 @@ def new_cluster(replicas: int) -> SimulatedCluster:
 
 
 def settle(cluster: SimulatedCluster) -> None:
-    """Let passes and time alternate until a pass changes nothing for a while."""
+    """Alternate reconciles and ticks until nothing changes for a while."""
     num_quiet = 0
-    for _ in range(MAX_PASSES):
+    for _ in range(MAX_RECONCILES):
         before = cluster.profile.status
         planned = cluster.reconcile()
         is_quiet = not planned.actions and planned.status == before
@@ -166,11 +166,11 @@ def settle(cluster: SimulatedCluster) -> None:
         if num_quiet > 6:
             return
         cluster.tick()
-    pytest.fail(f"still at work after {MAX_PASSES} passes: {cluster.profile.status}")
+    pytest.fail(f"still at work after {MAX_RECONCILES} reconciles: {cluster.profile.status}")
 
 
 def make_servable(cluster: SimulatedCluster) -> None:
-    """End what keeps the profile from being served: people's holds, and engines out of reach."""
+    """Remove what keeps the profile from being served: pauses, canaries and silent engines."""
     cluster.edit(registry_entries=2, canary=None, rollout=Rollout())
     cluster.broken.discard(hash_of(cluster.profile))
     for pod in cluster.pods.values():
@@ -198,14 +198,14 @@ def test_any_history_converges_to_the_profile(replicas: int, history: History) -
 
 @settings(SEARCH, max_examples=200)
 @given(replicas=st.integers(1, MAX_REPLICAS), history=HISTORIES)
-def test_planning_again_with_nothing_done_says_nothing_new(replicas: int, history: History) -> None:
+def test_planning_again_without_a_change_plans_the_same(replicas: int, history: History) -> None:
     cluster = new_cluster(replicas)
     live(cluster, history)
     cluster.reconcile()
     observed, now_s = cluster.observe(), NOW_S + cluster.ticks * TICK_S
     first = plan(observed, now_s)
     if first.actions:
-        # What they lead to is the business of the next look.
+        # Their effects belong to the next observation.
         return
     written = cluster.profile.model_copy(update={"status": first.status})
     assert plan_for(written, observed, now_s) == Plan(written, (), first.status, ())
@@ -251,7 +251,7 @@ def test_bad_settings_cost_one_pod_and_the_revert_brings_it_back(replicas: int) 
     assert all(pod.serves for pod in cluster.pods.values())
 
 
-def test_canary_replaces_as_many_pods_as_it_says() -> None:
+def test_canary_replaces_its_number_of_pods() -> None:
     cluster = new_cluster(4)
     settle(cluster)
     cluster.edit(registry_entries=3, canary=Canary(pods=2))

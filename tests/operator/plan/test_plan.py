@@ -1,4 +1,4 @@
-"""What ``plan`` does in each single situation."""
+"""The plan of each situation."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def test_drained_idle_pod_is_deleted() -> None:
     assert planned.actions == (DeletePod(f"{TARGET}-0", "uid-0"),)
 
 
-def test_drained_pod_stays_until_its_service_has_forgotten_it() -> None:
+def test_drained_pod_stays_until_its_service_does_not_route_to_it() -> None:
     planned = plan_for(NEW, observe(NEW, drained(0, OLD, is_ready=True)), NOW_S)
     assert planned.actions == ()
     assert planned.status.waiting_for is not None
     assert planned.status.waiting_for.reason == "Draining"
 
 
-def test_drained_pod_that_never_stops_being_ready_is_deleted_in_its_time() -> None:
+def test_drained_pod_that_stays_ready_is_deleted_after_the_timeout() -> None:
     pod = drained(0, OLD, is_ready=True)
     waiting = plan_for(NEW, observe(NEW, pod), NOW_S).status
     later_s = NOW_S + NEW.spec.rollout.idle_timeout_seconds
@@ -145,7 +145,7 @@ def test_idle_pod_goes_before_a_busy_one() -> None:
     assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
 
 
-def test_highest_number_goes_first_among_equals() -> None:
+def test_highest_ordinal_goes_first_among_equals() -> None:
     planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, OLD)), NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-1", "uid-1"),)
 
@@ -202,20 +202,20 @@ def test_without_wait_for_idle_a_busy_pod_is_deleted() -> None:
 
 
 def late(profile: KVRegistryProfile, observed: Observation) -> Plan:
-    """Plan, wait for more than the time out, and plan again."""
+    """Plan, wait for longer than the timeout, and plan again."""
     status = plan_for(profile, observed, NOW_S).status
     waited = profile.model_copy(update={"status": status})
     return plan_for(waited, observed, NOW_S + profile.spec.rollout.idle_timeout_seconds + 1)
 
 
-def test_time_out_without_force_fails_closed_and_says_so() -> None:
+def test_timeout_without_force_fails_closed_and_is_reported() -> None:
     planned = late(NEW, observe(OLD, busy_pod(0, OLD)))
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "IdleTimeout")
     assert statuses(planned.status)["Degraded"] == ("True", "IdleTimeout")
 
 
-def test_since_survives_the_time_out() -> None:
+def test_since_survives_the_timeout() -> None:
     observed = observe(OLD, busy_pod(0, OLD))
     first = plan_for(NEW, observed, NOW_S).status.waiting_for
     then = late(NEW, observed).status.waiting_for
@@ -224,17 +224,17 @@ def test_since_survives_the_time_out() -> None:
     assert then.since == first.since
 
 
-def test_time_out_with_force_replaces_a_busy_pod() -> None:
+def test_timeout_with_force_replaces_a_busy_pod() -> None:
     profile = asked(rollout={"force": True})
     assert kinds(late(profile, observe(profile, busy_pod(0, OLD)))) == [DeletePod]
 
 
-def test_force_waits_for_the_time_out_first() -> None:
+def test_force_waits_for_the_timeout_first() -> None:
     profile = asked(rollout={"force": True})
     assert plan_for(profile, observe(profile, busy_pod(0, OLD)), NOW_S).actions == ()
 
 
-def test_forced_wait_goes_on_through_the_patch_that_it_led_to() -> None:
+def test_forced_wait_continues_through_the_patch_that_it_led_to() -> None:
     profile = asked(rollout={"force": True})
     observed = observe(OLD, busy_pod(0, OLD))
     patched = late(profile, observed)
@@ -248,7 +248,7 @@ def test_forced_wait_goes_on_through_the_patch_that_it_led_to() -> None:
     assert kinds(plan_for(waited, observe(profile, busy_pod(0, OLD)), now_s + 1)) == [DeletePod]
 
 
-def test_wait_for_one_pod_does_not_go_on_through_the_patch_for_another() -> None:
+def test_wait_for_one_pod_does_not_continue_through_the_patch_for_another() -> None:
     profile = asked(rollout={"force": True})
     patched = late(profile, observe(OLD, busy_pod(0, OLD)))
     waited = profile.model_copy(update={"status": patched.status})
@@ -263,7 +263,7 @@ def test_wait_for_one_pod_does_not_go_on_through_the_patch_for_another() -> None
     assert status.waiting_for.reason == "TemplateNotSeen"
 
 
-def test_wait_ends_with_a_pod_that_was_seen_idle_before_the_patch() -> None:
+def test_wait_ends_with_a_pod_that_was_idle_before_the_patch() -> None:
     status = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     waited = NEW.model_copy(update={"status": status})
     planned = plan_for(waited, observe(OLD, make_pod(0, OLD)), NOW_S + 60)
@@ -272,17 +272,17 @@ def test_wait_ends_with_a_pod_that_was_seen_idle_before_the_patch() -> None:
 
 
 def slow_to_drain(served: KVRegistryProfile) -> Pod:
-    """Make a pod that takes nothing new and has a request which does not end."""
+    """Make a draining pod with a request that does not end."""
     return make_pod(0, served, engine=make_engine(served, running=1, is_draining=True))
 
 
-def test_request_that_does_not_end_after_the_drain_is_reported_in_its_time() -> None:
+def test_request_that_does_not_end_after_the_drain_is_reported_after_the_timeout() -> None:
     planned = late(NEW, observe(NEW, slow_to_drain(OLD)))
     assert planned.actions == ()
     assert statuses(planned.status)["Degraded"] == ("True", "IdleTimeout")
     degraded = planned.status.find_condition("Degraded")
     assert degraded is not None
-    assert "takes nothing new, and has not finished" in degraded.message
+    assert "is draining, and has not finished" in degraded.message
 
 
 def test_force_ends_a_request_that_does_not_end_after_the_drain() -> None:
@@ -291,7 +291,7 @@ def test_force_ends_a_request_that_does_not_end_after_the_drain() -> None:
 
 
 def too_large(ordinal: int, **engine: Any) -> Pod:
-    """Make a pod of the old settings whose engine says that the new ones do not fit."""
+    """Make a pod with the old settings whose engine reports that the new ones do not fit."""
     return make_pod(ordinal, OLD, engine=make_engine(OLD, fit=TOO_LARGE, **engine))
 
 
@@ -335,19 +335,19 @@ def test_ready_pod_that_does_not_answer_is_not_touched(force: bool) -> None:
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "EngineUnreachable")
 
 
-def test_without_an_answer_about_the_fit_nothing_is_touched() -> None:
+def test_without_a_report_about_the_fit_nothing_is_touched() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=None))
     planned = plan_for(NEW, observe(OLD, pod), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
 
 
-def test_force_does_not_stand_in_for_an_answer_about_the_fit() -> None:
+def test_force_does_not_replace_a_report_about_the_fit() -> None:
     profile = asked(rollout={"force": True, "idleTimeoutSeconds": 0})
     assert late(profile, observe(profile, make_pod(0, OLD, engine=None))).actions == ()
 
 
-def test_force_passes_by_an_engine_that_does_not_answer_once_another_says_it_fits() -> None:
+def test_force_overrides_a_silent_engine_once_another_reports_a_fit() -> None:
     profile = asked(rollout={"force": True})
     silent = make_pod(1, OLD, engine=None)
     assert kinds(late(profile, observe(profile, make_pod(0, profile), silent))) == [DeletePod]
@@ -360,14 +360,14 @@ def test_profile_that_does_not_fit_is_refused_untouched() -> None:
     assert statuses(planned.status)["Accepted"] == ("False", "DoesNotFit")
 
 
-def test_refusal_says_by_how_much() -> None:
+def test_refusal_contains_the_missing_bytes() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=TOO_LARGE))
     accepted = plan_for(NEW, observe(OLD, pod), NOW_S).status.find_condition("Accepted")
     assert accepted is not None
     assert str(TOO_LARGE.short_by_bytes) in accepted.message
 
 
-def test_where_no_engine_serves_a_roll_goes_on_without_an_answer_about_the_fit() -> None:
+def test_where_no_engine_serves_a_rollout_continues_without_a_report_about_the_fit() -> None:
     dead = unstarted_pod(0, OLD, failure="CrashLoopBackOff")
     assert kinds(plan_for(NEW, observe(NEW, dead), NOW_S)) == [DeletePod]
 
@@ -392,13 +392,13 @@ def test_younger_profile_of_a_target_conflicts() -> None:
     assert statuses(planned.status)["Accepted"] == ("False", "Conflict")
 
 
-def test_elder_profile_of_a_target_is_in_charge() -> None:
+def test_senior_profile_of_a_target_is_applied() -> None:
     younger = make_profile("younger", created_s=NOW_S - 60)
     observed = observe(OLD, make_pod(0, OLD), others=(younger.metadata,))
     assert statuses(plan_for(NEW, observed, NOW_S).status)["Accepted"] == ("True", "Accepted")
 
 
-def test_of_two_profiles_of_one_second_exactly_one_is_in_charge() -> None:
+def test_of_two_profiles_of_one_second_exactly_one_is_applied() -> None:
     one, two = make_profile("one"), make_profile("two")
     verdicts = {
         statuses(
@@ -428,14 +428,14 @@ def test_on_delete_strategy_patches_the_template_of_a_busy_target() -> None:
     assert PatchTemplate in kinds(plan_for(profile, observe(OLD, busy_pod(0, OLD)), NOW_S))
 
 
-def test_on_delete_strategy_does_not_stand_in_for_an_answer_about_the_fit() -> None:
+def test_on_delete_strategy_does_not_replace_a_report_about_the_fit() -> None:
     profile = asked(rollout={"strategy": "OnDelete"})
     planned = plan_for(profile, observe(OLD, make_pod(0, OLD, engine=None)), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["RolloutDeferred"] == ("True", "FitUnknown")
 
 
-def test_on_delete_strategy_leaves_pods_to_people() -> None:
+def test_on_delete_strategy_leaves_the_deletion_to_the_user() -> None:
     profile = asked(rollout={"strategy": "OnDelete"})
     planned = plan_for(profile, observe(profile, make_pod(0, OLD)), NOW_S)
     assert planned.actions == ()
@@ -455,7 +455,7 @@ def test_canary_takes_the_last_pods() -> None:
     assert plan_for(profile, observe(profile, *pods), NOW_S).actions == ()
 
 
-def test_served_canary_holds_the_roll() -> None:
+def test_served_canary_holds_the_rollout() -> None:
     profile = asked(canary={"pods": 1})
     planned = plan_for(profile, observe(profile, make_pod(0, OLD), make_pod(1, profile)), NOW_S)
     assert planned.actions == ()
@@ -463,7 +463,7 @@ def test_served_canary_holds_the_roll() -> None:
     assert statuses(planned.status)["Ready"] == ("False", "NotServed")
 
 
-def test_removed_canary_lets_the_roll_go_on() -> None:
+def test_removed_canary_continues_the_rollout() -> None:
     planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), make_pod(1, NEW)), NOW_S)
     assert planned.actions == (DrainPod(f"{TARGET}-0", "uid-0"),)
 
@@ -493,14 +493,14 @@ def test_draining_engine_does_not_count_as_ready_before_its_probe_fails() -> Non
     assert statuses(planned.status)["Ready"] == ("False", "PodsNotReady")
 
 
-def test_failing_pod_stops_the_roll_and_is_told() -> None:
+def test_failing_pod_stops_the_rollout_and_is_reported() -> None:
     failing = unstarted_pod(1, NEW, failure="CrashLoopBackOff")
     planned = plan_for(NEW, observe(NEW, make_pod(0, OLD), failing), NOW_S)
     assert planned.actions == ()
     assert statuses(planned.status)["Degraded"] == ("True", "PodFailing")
 
 
-def test_pod_that_no_node_takes_is_told() -> None:
+def test_unschedulable_pod_is_reported() -> None:
     waiting = unstarted_pod(1, NEW, unschedulable="Unschedulable: Insufficient nvidia.com/gpu")
     degraded = plan_for(NEW, observe(NEW, make_pod(0, OLD), waiting), NOW_S).status.find_condition(
         "Degraded"
@@ -510,7 +510,7 @@ def test_pod_that_no_node_takes_is_told() -> None:
     assert "chat-1: Unschedulable: Insufficient nvidia.com/gpu" in degraded.message
 
 
-def test_pod_that_waits_for_the_card_of_one_on_its_way_out_has_not_failed() -> None:
+def test_pod_that_waits_for_the_gpu_of_a_terminating_one_has_not_failed() -> None:
     waiting = unstarted_pod(1, NEW, unschedulable="Unschedulable: Insufficient nvidia.com/gpu")
     leaving = make_pod(0, OLD, is_terminating=True, ends_at_s=NOW_S + 10)
     planned = plan_for(NEW, observe(NEW, leaving, waiting), NOW_S)
@@ -518,7 +518,7 @@ def test_pod_that_waits_for_the_card_of_one_on_its_way_out_has_not_failed() -> N
 
 
 @pytest.mark.parametrize(("late_s", "reason"), [(59, "NothingFailed"), (61, "PodFailing")])
-def test_pod_that_does_not_end_is_told_a_minute_after_its_grace_period(
+def test_pod_that_does_not_end_is_reported_a_minute_after_its_grace_period(
     late_s: float, reason: str
 ) -> None:
     leaving = make_pod(0, OLD, is_terminating=True, ends_at_s=NOW_S)
@@ -531,12 +531,12 @@ def test_template_that_lost_a_part_of_the_settings_is_restored_under_busy_engine
     assert kinds(plan_for(NEW, observed, NOW_S)) == [PatchTemplate]
 
 
-def test_pod_that_was_made_without_a_part_of_the_settings_is_replaced() -> None:
+def test_pod_that_was_created_without_a_part_of_the_settings_is_replaced() -> None:
     planned = plan_for(NEW, observe(NEW, make_pod(0, NEW, mounts_settings=False)), NOW_S)
     assert kinds(planned) == [DrainPod]
 
 
-def test_roll_goes_on_until_the_replaced_pods_serve() -> None:
+def test_rollout_lasts_until_the_replaced_pods_serve() -> None:
     rolling = plan_for(NEW, observe(NEW, make_pod(0, OLD)), NOW_S).status
     loading = NEW.model_copy(update={"status": rolling})
     planned = plan_for(loading, observe(NEW, unstarted_pod(0, NEW)), NOW_S)
@@ -549,7 +549,7 @@ def test_pods_that_never_get_ready_are_not_ready() -> None:
     assert statuses(planned.status)["Ready"] == ("False", "PodsNotReady")
 
 
-def test_engine_that_serves_something_else_than_its_settings_is_told() -> None:
+def test_engine_that_serves_other_settings_is_reported() -> None:
     overridden = make_pod(0, NEW, engine=make_engine(OLD))
     planned = plan_for(NEW, observe(NEW, overridden), NOW_S)
     assert statuses(planned.status)["Ready"] == ("False", "EffectiveDiffers")
@@ -591,13 +591,13 @@ def test_serving_hash_is_absent_while_pods_differ() -> None:
     assert status.effective is None
 
 
-def test_effective_settings_are_what_engines_say() -> None:
+def test_effective_settings_are_those_that_engines_report() -> None:
     status = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     assert status.effective is not None
     assert status.effective.registry_entries == OLD.spec.registry_entries
 
 
-def test_conditions_carry_the_generation_they_were_made_for() -> None:
+def test_conditions_have_the_generation_that_was_observed() -> None:
     status = plan_for(NEW, observe(OLD, make_pod(0, OLD)), NOW_S).status
     assert {c.observed_generation for c in status.conditions} == {NEW.metadata.generation}
 
@@ -612,19 +612,19 @@ def test_condition_keeps_its_time_while_its_status_stays() -> None:
     assert (ready.last_transition_time - accepted.last_transition_time).total_seconds() == 60
 
 
-def test_status_survives_being_written_and_read() -> None:
+def test_status_survives_serialisation() -> None:
     status = plan_for(NEW, observe(OLD, busy_pod(0, OLD)), NOW_S).status
     written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert type(status).model_validate(written) == status
 
 
-def test_every_action_is_told() -> None:
+def test_every_action_but_one_has_an_event() -> None:
     planned = plan_for(NEW, observe(OLD, make_pod(0, OLD)), NOW_S)
-    told = [event.reason for event in map(describe_action, planned.actions) if event is not None]
-    assert told == ["SettingsWritten", "TemplatePatched"]
+    reasons = [event.reason for event in map(describe_action, planned.actions) if event is not None]
+    assert reasons == ["SettingsWritten", "TemplatePatched"]
 
 
-def test_refusal_is_told_once() -> None:
+def test_refusal_is_one_event() -> None:
     pod = make_pod(0, OLD, engine=make_engine(OLD, fit=TOO_LARGE))
     observed = observe(OLD, pod)
     first = plan_for(NEW, observed, NOW_S)
@@ -633,6 +633,6 @@ def test_refusal_is_told_once() -> None:
     assert again.events == ()
 
 
-def test_deletion_names_the_uid_that_was_looked_at() -> None:
+def test_deletion_has_the_uid_that_was_observed() -> None:
     pod = replace(drained(0, OLD), uid="the-one-seen")
     assert plan_for(NEW, observe(NEW, pod), NOW_S).actions == (DeletePod(pod.name, "the-one-seen"),)

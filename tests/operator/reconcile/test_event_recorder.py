@@ -1,4 +1,4 @@
-"""Events tell once, and count what goes on."""
+"""An event is created once, and counts its repetitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW_S = 1_800_000_000.0
 
 
 def record(
-    told: Iterable[tuple[float, Event]], api: FakeApi | None = None, *, was_done: bool = False
+    events: Iterable[tuple[float, Event]], api: FakeApi | None = None, *, was_done: bool = False
 ) -> list[Request]:
     """Record events at times; return what was written."""
     api = api or FakeApi()
@@ -31,7 +31,7 @@ def record(
         async with clients(api) as (cluster, _):
             now_s = NOW_S
             recorder = EventRecorder(cluster, lambda: now_s, "here")
-            for later_s, event in told:
+            for later_s, event in events:
                 now_s = NOW_S + later_s
                 await recorder.record(read(api).metadata, event, was_done=was_done)
 
@@ -70,12 +70,12 @@ def test_repeated_event_is_not_written() -> None:
     assert len(record([(seconds, BUSY) for seconds in range(500)])) == 1
 
 
-def test_whatever_was_done_is_counted_each_time() -> None:
+def test_event_of_an_action_is_counted_each_time() -> None:
     writes = record([(seconds, BUSY) for seconds in range(3)], was_done=True)
     assert [write.body["count"] for write in writes] == [1, 2, 3]
 
 
-def test_event_that_goes_on_raises_its_count() -> None:
+def test_event_that_continues_raises_its_count() -> None:
     first, second = record([(0, BUSY), (REPEAT_AFTER_S, BUSY)])
     assert (second.method, second.path) == (
         "PATCH",
@@ -84,24 +84,24 @@ def test_event_that_goes_on_raises_its_count() -> None:
     assert second.body == {"count": 2, "lastTimestamp": "2027-01-15T08:10:00Z"}
 
 
-def test_event_that_the_server_forgot_is_written_anew() -> None:
+def test_event_that_has_expired_is_created_again() -> None:
     writes = record([(0, BUSY), (FORGET_AFTER_S, BUSY)])
     assert [request.method for request in writes] == ["POST", "POST"]
 
 
-def test_event_that_somebody_removed_is_written_anew() -> None:
+def test_event_that_was_deleted_is_created_again() -> None:
     api = FakeApi()
     api.refusals["patch events"] = 404
     writes = record([(0, BUSY), (REPEAT_AFTER_S, BUSY)], api)
     assert [request.method for request in writes] == ["POST", "PATCH", "POST"]
 
 
-def test_other_sentence_is_another_event() -> None:
+def test_other_message_is_another_event() -> None:
     other = Event("Normal", "Busy", "chat-1 runs requests")
     assert len(record([(0, BUSY), (1, other)])) == 2
 
 
-def test_event_that_was_lost_is_tried_again_with_the_next_one() -> None:
+def test_event_that_was_lost_is_retried_with_the_next_one() -> None:
     api = FakeApi()
     api.refusals["create events"] = 500
     assert len(record([(0, BUSY), (1, BUSY)], api)) == 2

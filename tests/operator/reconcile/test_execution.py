@@ -51,7 +51,7 @@ JOB = {
 
 
 def carry_out(api: FakeApi, *actions: Action) -> list[Request]:
-    """Carry the actions out beside a target and its pod; return the requests for them."""
+    """Carry out actions on a target and its pod; return the requests."""
 
     async def run() -> None:
         async with clients(api) as (cluster, engines):
@@ -70,7 +70,7 @@ def new_api(prepare: Callable[[FakeApi], object] = put_target) -> FakeApi:
     return api
 
 
-def seen_version(api: FakeApi) -> str:
+def observed_version(api: FakeApi) -> str:
     version: str = api.objects[TARGET_PATH]["metadata"]["resourceVersion"]
     return version
 
@@ -79,7 +79,7 @@ def patch_of(api: FakeApi, version: str | None = None) -> PatchTemplate:
     manifest = build_template_patch(
         namespace="serving", target_name=TARGET, container="engine", settings_hash="abc"
     )
-    return PatchTemplate("abc", manifest, TARGET_UID, version or seen_version(api))
+    return PatchTemplate("abc", manifest, TARGET_UID, version or observed_version(api))
 
 
 def test_config_map_is_applied_server_side_and_forced() -> None:
@@ -94,10 +94,10 @@ def test_config_map_is_applied_server_side_and_forced() -> None:
     ]
 
 
-def test_template_is_applied_to_the_version_that_was_looked_at() -> None:
+def test_template_is_applied_to_the_version_that_was_observed() -> None:
     api = new_api()
     action = patch_of(api)
-    version = seen_version(api)
+    version = observed_version(api)
     (asked,) = carry_out(api, action)
     assert (asked.method, asked.path, asked.query) == ("PATCH", TARGET_PATH, FORCED)
     assert asked.content_type == "application/apply-patch+yaml"
@@ -118,7 +118,7 @@ def test_template_keeps_what_others_own() -> None:
 
 def test_strategy_is_merged_and_its_leftover_removed() -> None:
     api = new_api()
-    version = seen_version(api)
+    version = observed_version(api)
     (asked,) = carry_out(api, SetUpdateStrategy(build_strategy_patch(), version))
     assert (asked.method, asked.path) == ("PATCH", TARGET_PATH)
     assert asked.content_type == "application/merge-patch+json"
@@ -128,18 +128,18 @@ def test_strategy_is_merged_and_its_leftover_removed() -> None:
     }
 
 
-def test_template_follows_the_strategy_of_the_same_pass() -> None:
+def test_template_follows_the_strategy_of_the_same_plan() -> None:
     api = new_api()
-    version = seen_version(api)
+    version = observed_version(api)
     carry_out(api, SetUpdateStrategy(build_strategy_patch(), version), patch_of(api, version))
     annotations = api.objects[TARGET_PATH]["spec"]["template"]["metadata"]["annotations"]
     assert annotations == {"kvreg.dev/settings-hash": "abc"}
 
 
 @pytest.mark.parametrize("is_strategy", [True, False])
-def test_target_that_changed_since_the_look_is_not_touched(is_strategy: bool) -> None:
+def test_target_that_changed_since_the_observation_is_not_touched(is_strategy: bool) -> None:
     api = new_api()
-    version = seen_version(api)
+    version = observed_version(api)
     changed = put_target(api, updateStrategy={"type": "RollingUpdate"})
     action = SetUpdateStrategy({}, version) if is_strategy else patch_of(api, version)
     with pytest.raises(Conflict):
@@ -157,9 +157,9 @@ def test_template_is_not_applied_to_another_target_of_that_name() -> None:
 
 
 @pytest.mark.parametrize("is_strategy", [True, False])
-def test_target_that_is_gone_ends_the_pass(is_strategy: bool) -> None:
+def test_target_that_is_gone_ends_the_reconcile(is_strategy: bool) -> None:
     api = new_api()
-    version = seen_version(api)
+    version = observed_version(api)
     action = SetUpdateStrategy({}, version) if is_strategy else patch_of(api, version)
     api.remove(TARGET_PATH)
     api.refusals["create statefulsets"] = 403
@@ -189,7 +189,7 @@ def test_pod_that_was_replaced_meanwhile_stays() -> None:
         DrainPod("chat-7", "gone"),
     ],
 )
-def test_what_is_gone_already_is_success(action: Action) -> None:
+def test_object_that_is_gone_already_is_success(action: Action) -> None:
     assert len(carry_out(new_api(), action)) == 1
 
 
@@ -198,7 +198,7 @@ def test_engine_is_drained_where_its_pod_is_now() -> None:
 
     async def run() -> None:
         async with clients(api) as (cluster, engines):
-            # After the look: the container has crashed, and the pod has another address.
+            # After the observation: the container has crashed, and the pod has another address.
             put_pod(api)
             execution = Execution(cluster, engines.drain, KEY, "engine")
             await execution.carry_out(DrainPod(f"{TARGET}-0", f"uid-of-{TARGET}-0"))
@@ -228,10 +228,10 @@ def test_job_is_created_once() -> None:
     assert [(each.method, each.path) for each in writes] == [("POST", path_of("jobs"))] * 2
 
 
-def test_job_of_somebody_else_is_not_taken_for_ours() -> None:
+def test_job_of_another_owner_is_an_error() -> None:
     api = new_api()
     api.put(path_of("jobs", "chat-fit-1"), {"metadata": {"labels": {}}})
-    with pytest.raises(PermanentError, match="chat-fit-1 is there"):
+    with pytest.raises(PermanentError, match="chat-fit-1 exists"):
         carry_out(api, RunFitJob("chat-fit-1", JOB))
 
 
@@ -252,7 +252,7 @@ def test_refusals_are_classed(status: int, error: type[OperatorError]) -> None:
         carry_out(api, ApplyConfigMap("settings", CONFIG_MAP))
 
 
-def test_busy_server_says_when_to_come_back() -> None:
+def test_delay_is_the_api_server_s_retry_after() -> None:
     api = new_api()
     api.refusals["patch configmaps"] = 429
     with pytest.raises(TemporaryError) as caught:

@@ -52,7 +52,7 @@ def test_roll_that_ends_ready_is_completed() -> None:
     assert find_roll_result(ROLLING, SERVED) == "completed"
 
 
-def test_pod_that_was_lost_and_serves_again_is_no_roll() -> None:
+def test_pod_that_was_lost_and_serves_again_is_no_rollout() -> None:
     assert find_roll_result(LOST, SERVED) is None
     assert find_roll_result(LOST, status_of(observe(NEW, FAILING))) is None
 
@@ -95,7 +95,7 @@ def test_change_moves_the_counters() -> None:
     assert (deferrals, rolls) == (1, 1)
 
 
-def test_profiles_count_under_what_is_true_of_them() -> None:
+def test_profiles_count_under_their_true_conditions() -> None:
     metrics, registry, _ = new_metrics()
     metrics.show_profiles("a", [SERVED])
     metrics.show_profiles("b", [DEFERRED])
@@ -129,7 +129,7 @@ def test_age_of_a_kind_grows_until_an_event_or_a_list_arrives() -> None:
     assert ages == [100.0, 60.0]
 
 
-def test_looks_count_by_result() -> None:
+def test_reconciles_count_by_result() -> None:
     metrics, registry, _ = new_metrics()
     metrics.reconciled("changed")
     value = registry.get_sample_value("kvreg_operator_reconciles_total", {"result": "changed"})

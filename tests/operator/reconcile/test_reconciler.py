@@ -1,4 +1,4 @@
-"""One pass: the status first, then what is to be done, then what is told of it."""
+"""One reconcile: the status first, then the actions, each with its event."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ STATUS_PATH = f"{PROFILE_PATH}/status"
 
 def reconcile(
     api: FakeApi,
-    num_passes: int = 1,
+    num_times: int = 1,
     *,
     registry: CollectorRegistry | None = None,
     between: Callable[[], object] = lambda: None,
 ) -> float | None:
-    """Make passes; return when the last one wants to look again."""
+    """Reconcile a number of times; return the delay that the last one requests."""
 
     async def run() -> float | None:
         async with clients(api) as (cluster, engines):
@@ -49,13 +49,13 @@ def reconcile(
             recorder = EventRecorder(cluster, lambda: NOW_S, "here")
             observer = Observer(cluster, engines, recorder.warn)
             executor = Executor(cluster, engines.drain, recorder)
-            passes = Reconciler(observer, executor, metrics, lambda: NOW_S)
+            reconciler = Reconciler(observer, executor, metrics, lambda: NOW_S)
             delay_s: float | None = None
-            for number in range(num_passes):
+            for number in range(num_times):
                 try:
-                    delay_s = await passes.reconcile(KEY)
+                    delay_s = await reconciler.reconcile(KEY)
                 except OperatorError:
-                    if number == num_passes - 1:
+                    if number == num_times - 1:
                         raise
                 between()
             return delay_s
@@ -64,7 +64,7 @@ def reconcile(
 
 
 def to_roll() -> FakeApi:
-    """Return a cluster whose idle pod has yet to get the profile."""
+    """Return a cluster whose idle pod does not serve the profile yet."""
     api = FakeApi()
     put_profile(api)
     put_target(api)
@@ -82,8 +82,8 @@ def order(api: FakeApi) -> list[tuple[str, str]]:
 
 def changes(requests: list[Request]) -> list[Request]:
     """Return the writes that are neither status nor events."""
-    told = (STATUS_PATH, path_of("events"))
-    return [request for request in requests if request.is_write and request.path not in told]
+    reports = (STATUS_PATH, path_of("events"))
+    return [request for request in requests if request.is_write and request.path not in reports]
 
 
 def test_status_is_written_before_anything_is_touched() -> None:
@@ -114,7 +114,7 @@ def test_served_profile_is_written_once_and_then_never() -> None:
     put_served(api)
     reconcile(api)
     num_writes = len(api.writes)
-    assert reconcile(api, num_passes=5) is None
+    assert reconcile(api, num_times=5) is None
     assert len(api.writes) == num_writes
 
 
@@ -128,7 +128,7 @@ def test_field_that_ended_is_removed_from_the_status() -> None:
     assert "waitingFor" not in api.objects[PROFILE_PATH]["status"]
 
 
-def test_profile_that_was_edited_since_the_look_is_looked_at_again_first() -> None:
+def test_profile_that_was_edited_since_the_observation_is_observed_again_first() -> None:
     api = to_roll()
     api.refusals["patch kvregistryprofiles"] = 409
     with pytest.raises(Conflict):
@@ -137,7 +137,7 @@ def test_profile_that_was_edited_since_the_look_is_looked_at_again_first() -> No
     assert reasons(api) == []
 
 
-def test_profile_that_was_edited_during_a_look_which_leaves_the_status_is_looked_at_again() -> None:
+def test_profile_that_was_edited_meanwhile_is_observed_again_also_if_its_status_stays() -> None:
     api = to_roll()
     reconcile(api)
     num_requests = len(api.requests)
@@ -168,7 +168,7 @@ def test_status_that_stays_is_written_without_making_a_version() -> None:
     assert api.objects[PROFILE_PATH]["metadata"]["resourceVersion"] == version
 
 
-def test_profile_that_was_deleted_since_the_look_is_no_error() -> None:
+def test_profile_that_was_deleted_since_the_observation_is_no_error() -> None:
     api = to_roll()
     api.refusals["patch kvregistryprofiles"] = 404
     assert reconcile(api) is None
@@ -183,7 +183,7 @@ def test_deleted_profile_leaves_everything_as_it_is() -> None:
     assert api.writes == []
 
 
-def test_pass_ends_with_an_action_that_is_refused_and_says_so() -> None:
+def test_reconcile_ends_with_an_action_that_is_refused_and_records_it() -> None:
     api = to_roll()
     api.refusals["patch configmaps"] = 403
     with pytest.raises(PermanentError):
@@ -194,7 +194,7 @@ def test_pass_ends_with_an_action_that_is_refused_and_says_so() -> None:
 
 
 def crashing() -> FakeApi:
-    """Return a cluster where no engine can say whether the profile fits."""
+    """Return a cluster where no engine can report whether the profile fits."""
     api = FakeApi()
     put_profile(api)
     put_target(api)
@@ -203,10 +203,10 @@ def crashing() -> FakeApi:
 
 
 @pytest.mark.parametrize("status", [403, 422])
-def test_job_that_may_not_be_made_does_not_hold_the_roll(status: int) -> None:
+def test_job_that_may_not_be_created_does_not_hold_the_rollout(status: int) -> None:
     api = crashing()
     api.refusals["create jobs"] = status
-    reconcile(api, num_passes=3)
+    reconcile(api, num_times=3)
     assert [r.path for r in changes(api.requests)].count(path_of("jobs")) == 1
     assert TARGET_PATH in [r.path for r in changes(api.requests)]
     assert {"ActionFailed", "FitUnknown"} <= set(reasons(api))
@@ -215,7 +215,7 @@ def test_job_that_may_not_be_made_does_not_hold_the_roll(status: int) -> None:
     assert str(status) in progressing["message"]
 
 
-def test_job_that_could_not_be_made_leaves_nothing_to_do_once_the_profile_is_served() -> None:
+def test_job_that_could_not_be_created_leaves_nothing_to_do_once_the_profile_is_served() -> None:
     api = crashing()
     api.refusals["create jobs"] = 403
 
@@ -224,13 +224,13 @@ def test_job_that_could_not_be_made_leaves_nothing_to_do_once_the_profile_is_ser
             put_pod(api, hash_of())
             refresh(api)
 
-    reconcile(api, num_passes=8, between=serve)
+    reconcile(api, num_times=8, between=serve)
     assert reasons(api).count("Served") == 1
     asked = [(r.method, r.path) for r in api.writes if "/jobs" in r.path]
     assert asked == [("POST", path_of("jobs"))]
 
 
-def test_job_of_somebody_else_is_said_and_not_asked_for_again() -> None:
+def test_job_of_another_owner_is_an_event_and_not_created_again() -> None:
     api = crashing()
 
     def take_labels() -> None:
@@ -238,7 +238,7 @@ def test_job_of_somebody_else_is_said_and_not_asked_for_again() -> None:
             if "/jobs/" in path:
                 api.objects[path]["metadata"]["labels"] = {}
 
-    reconcile(api, num_passes=5, between=take_labels)
+    reconcile(api, num_times=5, between=take_labels)
     assert [r.path for r in changes(api.requests)].count(path_of("jobs")) == 2
     assert TARGET_PATH in [r.path for r in changes(api.requests)]
 
@@ -250,42 +250,42 @@ def test_lost_events_change_nothing() -> None:
     assert [request.path for request in changes(api.requests)][-1] == TARGET_PATH
 
 
-def test_roll_is_looked_at_again_soon() -> None:
+def test_rollout_is_reconciled_again_soon() -> None:
     assert reconcile(to_roll()) == AFTER_ACTION_S
 
 
-def test_busy_engine_is_looked_at_again_soon() -> None:
+def test_busy_engine_is_observed_again_soon() -> None:
     api = to_roll()
     api.engine.running = 1
     assert reconcile(api) == WHILE_WAITING_S
     assert changes(api.requests) == []
 
 
-def test_paused_profile_waits_for_people() -> None:
+def test_paused_profile_waits_for_an_event() -> None:
     api = to_roll()
     put_profile(api, rollout={"paused": True})
     assert reconcile(api) is None
 
 
-def test_wait_that_goes_on_is_not_told_again() -> None:
+def test_wait_that_continues_is_one_event() -> None:
     api = to_roll()
     api.engine.running = 1
-    reconcile(api, num_passes=5)
+    reconcile(api, num_times=5)
     assert reasons(api).count("Busy") == 1
 
 
 def test_whole_roll_reaches_the_pod() -> None:
     api = to_roll()
-    reconcile(api, num_passes=3)
+    reconcile(api, num_times=3)
     methods = [(request.method, request.path) for request in changes(api.requests)]
     assert methods[-1] == ("DELETE", path_of("pods", "chat-0"))
     assert reasons(api)[-2:] == ["Draining", "PodReplaced"]
 
 
-def test_passes_and_profiles_are_counted() -> None:
+def test_reconciles_and_profiles_are_counted() -> None:
     api, registry = FakeApi(), CollectorRegistry()
     put_served(api)
-    reconcile(api, num_passes=2, registry=registry)
+    reconcile(api, num_times=2, registry=registry)
     results = {
         result: registry.get_sample_value("kvreg_operator_reconciles_total", {"result": result})
         for result in ("changed", "unchanged")
@@ -303,5 +303,5 @@ def test_profile_that_is_gone_is_not_shown_any_more() -> None:
         if PROFILE_PATH in api.objects:
             api.remove(PROFILE_PATH)
 
-    reconcile(api, num_passes=2, registry=registry, between=remove)
+    reconcile(api, num_times=2, registry=registry, between=remove)
     assert registry.get_sample_value("kvreg_operator_profiles", {"condition": "Ready"}) == 0

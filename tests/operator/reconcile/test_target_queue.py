@@ -1,4 +1,4 @@
-"""A target is with one worker at a time, and waking it twice is one look."""
+"""One worker holds a target at a time, and two wakes are one reconcile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def new_queue() -> tuple[TargetQueue, Clock]:
 
 
 async def is_waiting(taking: Coroutine[Any, Any, TargetKey]) -> bool:
-    """Say whether nothing is due, as far as the loop can tell without time passing."""
+    """Return whether nothing is due now."""
     task = asyncio.ensure_future(taking)
     for _ in range(5):
         await asyncio.sleep(0)

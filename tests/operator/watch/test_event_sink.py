@@ -1,4 +1,4 @@
-"""What was watched or listed wakes the target that it concerns."""
+"""An event wakes the target that it concerns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Kopf does with watches that fail, and that it is started again when it ends."""
+"""What Kopf does with failing watches, and that it is started again when it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(autouse=True)
 def sessions_end_here() -> Iterator[None]:
-    """Have what Kopf left open found in the test that left it, and not in a later one."""
+    """Collect open sessions here, so that a later test does not get their warnings."""
     yield
     gc.collect()
 
@@ -75,7 +75,7 @@ def run_kopf(
     story: Callable[[Events, asyncio.Task[None]], Awaitable[None]],
     build_settings: Callable[[], kopf.OperatorSettings] = impatient,
 ) -> None:
-    """Run Kopf with the operator's handlers, and a story beside it."""
+    """Run Kopf with the handlers of the operator, and a story beside it."""
 
     async def login(**_: object) -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server=api.url)
@@ -133,7 +133,7 @@ async def running_watches(api: FakeApi, *namespaces: str) -> AsyncIterator[Event
 
 
 def end_with(refusals: dict[str, int], code_in_stream: int | None = None) -> BaseException | None:
-    """Return what Kopf ends with where requests are refused, or watches get an error."""
+    """Return the exception of Kopf where requests are refused, or watches get an ERROR."""
     api = new_api()
     api.refusals.update(refusals)
     ends: list[BaseException | None] = []
@@ -253,7 +253,7 @@ def test_nothing_is_written_to_what_is_watched() -> None:
 
     async def story(events: Events, _: asyncio.Task[None]) -> None:
         await until(lambda: events.number == 3)
-        # The marks of another operator that is made with Kopf.
+        # The finalizer and the annotation of another operator that uses Kopf.
         finalizers = ["kopf.zalando.org/KopfFinalizerMarker"]
         annotations = {"kopf.zalando.org/last-handled-configuration": "no JSON at all"}
         put_pod(api, finalizers=finalizers, annotations=annotations)

@@ -1,4 +1,4 @@
-"""The lists of a namespace, and what they say at the start."""
+"""The lists of a namespace, and the wait for the CRD at the start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(api: FakeApi, namespace: str = "serving") -> Listing:
 def wait(api: FakeApi, namespaces: Sequence[str] = ("serving",)) -> None:
     async def run() -> None:
         async with clients(api) as (cluster, _):
-            await Lists(cluster).wait_for_definition(namespaces)
+            await Lists(cluster).wait_for_crd(namespaces)
 
     asyncio.run(run())
 
@@ -42,11 +42,11 @@ def test_one_pod_is_enough_to_know_that_pods_can_be_listed() -> None:
     api = FakeApi()
     put_served(api)
     read(api)
-    (asked,) = [request for request in api.requests if request.path == path_of("pods")]
-    assert asked.query == {"limit": "1"}
+    (listed,) = [request for request in api.requests if request.path == path_of("pods")]
+    assert listed.query == {"limit": "1"}
 
 
-def test_definition_that_is_served_in_any_namespace_is_served() -> None:
+def test_profiles_that_can_be_listed_in_any_namespace_end_the_wait() -> None:
     api = FakeApi()
     api.lost_namespaces.add("lost")
     wait(api, ["lost", "serving"])
@@ -62,10 +62,10 @@ def test_namespaces_that_are_all_refused_end_the_wait_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(404, "the definition kvregistryprofiles.kvreg.dev is not installed"), (500, "500")],
+    [(404, "the CRD kvregistryprofiles.kvreg.dev is not installed"), (500, "500")],
 )
 def test_wait_ends_in_its_time(status: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists_module, "DEFINITION_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(lists_module, "CRD_TIMEOUT_S", 0.0)
     api = FakeApi()
     api.refusals["list kvregistryprofiles"] = status
     with pytest.raises(OperatorError, match=message):

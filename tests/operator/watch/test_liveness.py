@@ -25,8 +25,8 @@ def new_liveness() -> tuple[Liveness, Clock]:
     return Liveness(clock, limit_s=LIMIT_S), clock
 
 
-def ask(liveness: Liveness) -> httpx.Response:
-    """Ask as the kubelet does."""
+def probe(liveness: Liveness) -> httpx.Response:
+    """Send the request of the kubelet."""
 
     async def run() -> httpx.Response:
         port = free_port()
@@ -40,9 +40,9 @@ def ask(liveness: Liveness) -> httpx.Response:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
         return port
 
 
@@ -104,7 +104,7 @@ def test_namespaces_that_all_fail_are_all_named() -> None:
 
 def test_probe_of_a_live_operator_is_ok() -> None:
     liveness, _ = new_liveness()
-    answer = ask(liveness)
+    answer = probe(liveness)
     assert (answer.status_code, answer.text) == (200, "ok\n")
 
 
@@ -112,6 +112,6 @@ def test_probe_of_a_dead_operator_says_why() -> None:
     liveness, clock = new_liveness()
     liveness.note_failure("chat", FORBIDDEN)
     clock.now_s += LIMIT_S + 1
-    answer = ask(liveness)
+    answer = probe(liveness)
     assert answer.status_code == 500
     assert answer.text == f"no resync has succeeded for 61 s; chat: {FORBIDDEN}\n"

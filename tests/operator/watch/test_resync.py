@@ -1,4 +1,4 @@
-"""A resync wakes every target in its time, and tells the liveness whether its lists succeed."""
+"""A resync wakes every target, and updates the liveness."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Scene:
-    """A resync of one namespace, and what is around it, with time to be set."""
+    """A resync of one namespace with a fake clock."""
 
     def __init__(self) -> None:
         self.api = FakeApi()

@@ -1,4 +1,4 @@
-"""A queue for tests of what wakes targets."""
+"""A queue that records its wakes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvreg_operator.reconcile.target_queue import TargetKey, TargetQueue
 
 
 class WokenQueue(TargetQueue):
-    """Keeps which targets were woken, in order."""
+    """Records which targets were woken, in order."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
