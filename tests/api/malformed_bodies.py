@@ -1,4 +1,4 @@
-"""One table of bodies that are malformed (422) or ask for what is not served (400).
+"""One table of bodies that are malformed (422) or have an unsupported value (400).
 
 A row has the fields that replace those of the smallest valid body, the field that the error names
 and, for a refused value, a part of the message. Rows of ``BOTH`` hold for either API.
@@ -152,8 +152,8 @@ _REFUSED: dict[str, list[tuple[Fields, str, str]]] = {
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "-1"),
         ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
         ({"modalities": ["text", "audio"]}, "modalities", "text"),
-        ({"audio": {"voice": "x"}}, "audio", "not served"),
-        ({"web_search_options": {}}, "web_search_options", "not served"),
+        ({"audio": {"voice": "x"}}, "audio", "not supported"),
+        ({"web_search_options": {}}, "web_search_options", "not supported"),
         ({"functions": []}, "functions", "tools"),
         ({"function_call": "auto"}, "function_call", "tool_choice"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "custom"),
@@ -202,8 +202,8 @@ _REFUSED: dict[str, list[tuple[Fields, str, str]]] = {
         ({"thinking": {"type": "sometimes"}}, "thinking", "sometimes"),
         ({"thinking": {"type": "between_tools"}}, "thinking", "between_tools"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config", "format"),
-        ({"output_format": {"type": "json_schema"}}, "output_format", "not served"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not served"),
+        ({"output_format": {"type": "json_schema"}}, "output_format", "not supported"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not supported"),
     ],
 }
 

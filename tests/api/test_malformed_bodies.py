@@ -36,7 +36,7 @@ async def test_wrong_type_is_unprocessable_and_names_the_field(
 
 
 @pytest.mark.parametrize(("api", "fields", "param", "reason"), REFUSED, ids=short)
-async def test_value_that_is_not_served_is_refused_with_field_and_reason(
+async def test_unsupported_value_is_refused_with_field_and_reason(
     client: httpx.AsyncClient, api: ServedApi, fields: Fields, param: str, reason: str
 ) -> None:
     error = api.read_error(await client.post(api.url, json=api.body(**fields)))

@@ -166,7 +166,7 @@ def _body_for(request: Request, error: Exception) -> dict[str, Any]:
 
 
 def install_error_handlers(app: FastAPI, note: ErrorNote) -> None:
-    """Install the error format of the API for every exception; ``note`` gets kvreg's and bugs."""
+    """Install the handlers; ``note`` is called for kvreg's errors and unexpected exceptions."""
     app.add_exception_handler(errors.KvregError, _noting(note, _on_kvreg_error))
     app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
     app.add_exception_handler(HTTPException, _on_http_exception)
