@@ -1,4 +1,4 @@
-"""A clock that a test can put forward."""
+"""A clock that a test can advance."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 
 
 class Clock:
-    """Stands in for the module `time` where an engine reads it."""
+    """Replaces the module `time` in the engine."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
 
     def monotonic(self) -> float:
-        """The true clock, and all that it was put forward."""
+        """Return the real monotonic time plus everything that was added by `advance`."""
         return time.monotonic() + self._ahead_s
 
     def advance(self, seconds: float) -> None:
-        """Let kept sequences grow older without waiting."""
+        """Make kept sequences older without waiting."""
         self._ahead_s += seconds

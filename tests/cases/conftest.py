@@ -1,4 +1,4 @@
-"""Real servers with the bundled model behind one loopback socket, each stopped by its test."""
+"""Servers with the bundled model behind one loopback socket, stopped at the end of each test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvreg_service.testing.http_server import running_server
 
 pytest.register_assert_rewrite("tests.cases.server", "tests.cases.session")
 
-from tests.cases.clock import Clock  # noqa: E402 - after the line above
+from tests.cases.clock import Clock  # noqa: E402 - must follow the line above
 from tests.cases.profiles import Profile  # noqa: E402
 from tests.cases.server import (  # noqa: E402
     CONTEXT_TOKENS,
@@ -66,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def serve(loaded_model: LoadedModel, clients: Clients, switchboard: Switchboard) -> Iterator[Serve]:
-    """Start servers; each is CLEAN at the end of its test, and then stopped."""
+    """Start servers. At the end of the test each is checked to be CLEAN and stopped."""
     with ExitStack() as stack:
 
         def start(
@@ -74,7 +74,7 @@ def serve(loaded_model: LoadedModel, clients: Clients, switchboard: Switchboard)
         ) -> Server:
             profile = profile or Profile()
             app, end_tokens = stack.enter_context(_application(loaded_model, profile, settings))
-            url = stack.enter_context(switchboard.plugged(app))
+            url = stack.enter_context(switchboard.mounted(app))
             server = Server(url, clients, profile, end_tokens, key)
             stack.callback(server.assert_clean)
             return server
@@ -86,14 +86,15 @@ def serve(loaded_model: LoadedModel, clients: Clients, switchboard: Switchboard)
 def _application(
     loaded: LoadedModel, profile: Profile, given: dict[str, Any]
 ) -> Iterator[tuple[FastAPI, Iterable[int]]]:
-    """An application around an engine of its own, and the tokens that end an answer."""
+    """An application with its own engine, and the end-of-sequence tokens."""
     settings = load_settings(
         {
             **asdict(profile),
-            # The head of a session that is lost would be found: cases about anchors ask for them.
+            # Anchors would turn the miss of an evicted session into a hit; tests of anchors enable
+            # them.
             "anchors": 0,
             "max_context": CONTEXT_TOKENS,
-            # Room for every lane and entry at its longest: pages are scarce in tests that say so.
+            # Pages for every lane and entry at full context. Tests of page pressure set fewer.
             "kv_pages": (profile.lanes + profile.entries) * CONTEXT_TOKENS // 64,
             **given,
         }

@@ -1,4 +1,4 @@
-"""The profiles that the cases run under, as values and as marks."""
+"""The profiles that the cases run with, and parametrize marks over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Profile:
-    """C lanes, R entries, and what an entry keeps."""
+    """C lanes, R entries, and whether an entry keeps the current state."""
 
     lanes: int = 1
     entries: int = 1
@@ -33,7 +33,7 @@ WITHOUT_REGISTRY = tuple(profile for profile in PROFILES if not profile.entries)
 every_profile = pytest.mark.parametrize("profile", PROFILES, ids=str)
 with_registry = pytest.mark.parametrize("profile", WITH_REGISTRY, ids=str)
 without_registry = pytest.mark.parametrize("profile", WITHOUT_REGISTRY, ids=str)
-# Lanes, entries and states meet every case; streaming does not depend on them.
+# Streaming does not depend on the profile, so that two profiles with it suffice.
 with_registry_and_streams = pytest.mark.parametrize(
     ("profile", "stream"),
     [
@@ -45,11 +45,11 @@ with_registry_and_streams = pytest.mark.parametrize(
         str(value) if isinstance(value, Profile) else "streamed" if value else "whole"
     ),
 )
-# Where a case is long: every number of lanes and entries, and both states, if not all together.
+# For slow cases: each number of lanes and entries and both states, but not every combination.
 few_with_registry = pytest.mark.parametrize(
     "profile", [Profile(1, 1), Profile(1, 1, "drop"), Profile(1, 2), Profile(2, 2, "drop")], ids=str
 )
-# Where the property does not depend on where a sequence is kept.
+# For properties that do not depend on where a sequence is kept.
 some_profiles = pytest.mark.parametrize(
     "profile", [Profile(1, 0), Profile(1, 1), Profile(2, 2, "drop")], ids=str
 )

@@ -1,6 +1,6 @@
-"""A running server as its clients see it: requests, answers with their numbers, and CLEAN.
+"""A client of a running server: requests, answers with their token counts, and the check CLEAN.
 
-Everything goes through HTTP. What a session says and what a turn may reuse is in `session`.
+Uses HTTP only. Sessions, and the checks of what a turn reuses, are in `session`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import openai
 from tests.cases.profiles import Profile
 
 MODEL = "kvreg-reference"
-# A stream that must outlast a test does not reach it.
+# Large enough that an endless stream does not reach it during a test.
 CONTEXT_TOKENS = 16384
 _SETTLE_TIMEOUT_S = 20.0
 
@@ -30,7 +30,7 @@ Serve = Callable[..., "Server"]
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer and its numbers."""
+    """One answer and its token counts."""
 
     text: str
     reasoning: str
@@ -55,34 +55,34 @@ class Reply:
 
 
 class OpenStream:
-    """An answer whose client is still reading."""
+    """A stream that the client is still reading."""
 
     def __init__(self, chunks: openai.Stream[Any]) -> None:
         self._chunks = chunks
         self.text = ""
 
     def read(self, num_characters: int = 1) -> str:
-        """Wait for that many more characters, or some more; return all text so far."""
+        """Read at least this many more characters; return the whole text so far."""
         length = len(self.text) + num_characters
         while len(self.text) < length:
             chunk = next(self._chunks, None)
-            assert chunk is not None, f"the answer has ended: {self.text!r}"
+            assert chunk is not None, f"the stream has ended: {self.text!r}"
             self.text += "".join(choice.delta.content or "" for choice in chunk.choices)
         return self.text
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The connections of a whole run: making one costs more than starting a server."""
+    """The HTTP clients of a whole run. Creating one takes longer than starting a server."""
 
     openai: openai.OpenAI
     http: httpx.Client
 
 
 class Server:
-    """A running server as its clients see it, and how it looked before anybody had asked.
+    """A client of a running server, with the registry snapshot from before the first request.
 
-    ``key`` is that of an administrator where keys are configured: CLEAN looks at everything.
+    With API keys, ``key`` is that of an administrator, because CLEAN checks all tenants.
     """
 
     def __init__(
@@ -99,24 +99,24 @@ class Server:
         self._url = url
         self._http = clients.http
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        # An answer that cannot say its end mark does not end.
+        # Without end-of-sequence tokens an answer ends only at its limit.
         self.endless = {"logit_bias": {str(token): -100 for token in end_tokens}}
-        self._num_strangers = 0
+        self._num_background_streams = 0
         self._before = self._state()
 
     def with_key(self, key: str) -> Server:
-        """The same server as the owner of another key sees it."""
+        """Return a client of the same server with another API key."""
         other = copy(self)
         other.client = self.client.copy(api_key=key)
         other._headers = {"Authorization": f"Bearer {key}"}
         return other
 
     def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """Send any request to any route, and return its answer whatever it is."""
+        """Send any request to any route; return the response, whatever its status."""
         return self._http.request(method, f"{self._url}{path}", json=body, headers=self._headers)
 
     def ask(self, messages: Sequence[Message], *, stream: bool = False, **options: Any) -> Reply:
-        """Send one request and check what holds for every answer. An option of None is left out."""
+        """Send one request and check the token counts. An option of None is omitted."""
         body = {"temperature": 0, "max_tokens": 48, **options}
         body = {name: value for name, value in body.items() if value is not None}
         request = {"model": MODEL, "messages": messages, "extra_body": body}
@@ -131,7 +131,7 @@ class Server:
         return reply
 
     def post_raw(self, content: bytes | str) -> httpx.Response:
-        """Send any bytes as the body of a chat completion."""
+        """Send arbitrary bytes as the body of a chat completion."""
         return self._http.post(
             f"{self._url}/v1/chat/completions",
             content=content,
@@ -140,7 +140,7 @@ class Server:
 
     @contextmanager
     def unread(self, messages: Sequence[Message], **options: Any) -> Iterator[None]:
-        """A request whose client reads nothing of an endless answer, and leaves at the end."""
+        """A request for an endless answer whose client reads nothing, and disconnects on exit."""
         body = json.dumps({"model": MODEL, "messages": messages, **self.endless, **options})
         address = urlsplit(self._url)
         head = (
@@ -153,7 +153,7 @@ class Server:
 
     @contextmanager
     def streaming(self, messages: Sequence[Message], **options: Any) -> Iterator[OpenStream]:
-        """An answer that has begun and does not end before it is closed."""
+        """An endless stream whose first text has arrived; closed on exit."""
         body = {"temperature": 0, **self.endless, **options}
         chunks = self.client.chat.completions.create(
             model=MODEL, messages=messages, stream=True, extra_body=body
@@ -164,7 +164,7 @@ class Server:
             yield answer
 
     def ask_side(self, number: int = 1, *, max_tokens: int = 16, **options: Any) -> Reply:
-        """Send a side request: about 50 tokens, whose answer has about 10."""
+        """Send a side request of about 50 tokens, whose answer has about 10."""
         text = (
             f"Side request {number}. Write a title of 3 to 6 words for this conversation:\n\n"
             "User: The billing service is slow today. Can you find out why?"
@@ -173,35 +173,37 @@ class Server:
 
     @contextmanager
     def one_lane_left(self) -> Iterator[None]:
-        """All lanes but one are busy with streams that nobody keeps.
+        """All lanes but one are busy with unretained streams.
 
-        What the free lane is needed for cannot go elsewhere: with this, one lane or many make no
-        difference to a session that is interrupted.
+        Requests can then use only the free lane, so that a side request displaces a session in the
+        same way with any number of lanes.
         """
-        num_strangers = self.profile.lanes - 1
+        num_streams = self.profile.lanes - 1
         with ExitStack() as stack:
-            for _ in range(num_strangers):
-                stack.enter_context(self._stranger())
+            for _ in range(num_streams):
+                stack.enter_context(self._background_stream())
             yield
-            assert self.registry()["running"] == num_strangers, "a stream has ended too early"
+            assert self.registry()["running"] == num_streams, (
+                "a background stream has ended too early"
+            )
         self.settle()
 
     def registry(self) -> dict[str, Any]:
-        """What the server shows of itself."""
+        """Return the registry snapshot of the server."""
         return dict(self.send("GET", "/v1/registry").raise_for_status().json())
 
     def kept(self) -> list[dict[str, Any]]:
-        """The entries that hold a sequence."""
+        """Return the entries that hold a sequence."""
         return [entry for entry in self.registry()["entries"] if entry["state"] == "kept"]
 
     def occupied(self) -> list[dict[str, Any]]:
-        """The lanes, entries and anchors that hold a sequence."""
+        """Return the lanes, entries and anchors that hold a sequence."""
         registry = self.registry()
         places = [*registry["lanes"], *registry["entries"], *registry["anchors"]]
         return [place for place in places if place["sequence_id"] is not None]
 
     def wait_until(self, gauge: Literal["running", "queued"], value: int) -> dict[str, Any]:
-        """Wait until the server shows this number, and return all that it shows then."""
+        """Wait until a gauge of the registry snapshot has this value; return the snapshot."""
         deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
         while True:
             registry = self.registry()
@@ -210,12 +212,12 @@ class Server:
             assert time.monotonic() < deadline_s, f"{gauge} has not become {value}: {registry}"
 
     def settle(self) -> dict[str, Any]:
-        """Wait until nothing waits or runs, and return the registry."""
+        """Wait until no request is queued or running; return the registry snapshot."""
         self.wait_until("queued", 0)
         return self.wait_until("running", 0)
 
     def assert_clean(self) -> None:
-        """CLEAN: with everything kept given up, all is as it was before the first request."""
+        """CLEAN: once everything kept is dropped, the snapshot equals that before any request."""
         self.settle()
         for place in self.occupied():
             path = f"/v1/registry/sequences/{place['sequence_id']}"
@@ -223,13 +225,15 @@ class Server:
         assert self._state() == self._before
 
     def _state(self) -> dict[str, Any]:
-        # What was counted differs, and is not given back.
+        # Counters only grow.
         return {name: value for name, value in self.registry().items() if name != "totals"}
 
     @contextmanager
-    def _stranger(self, **options: Any) -> Iterator[None]:
-        self._num_strangers += 1
-        text = f"Stranger {self._num_strangers}: tell me a short story about Nora in Lisbon."
+    def _background_stream(self, **options: Any) -> Iterator[None]:
+        self._num_background_streams += 1
+        text = (
+            f"Stranger {self._num_background_streams}: tell me a short story about Nora in Lisbon."
+        )
         with self.streaming([{"role": "user", "content": text}], retain_prefix=False, **options):
             yield
 

@@ -1,6 +1,6 @@
 """A session that echoes every answer, and the checks HIT, MISS, FALLBACK and CANARY.
 
-CLEAN is a check of the whole server, and is there.
+CLEAN, the check of a whole server, is in `server`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 from tests.cases.server import Message, Reply, Server
 
 SLACK_TOKENS = 64
-# The bundled template ends a prompt with an empty think block that history does not have. The
-# checkpoint sits before it, right behind the assistant's opener.
+# The bundled template ends a prompt with an empty think block, which it omits from history. The
+# checkpoint is before that block, right after the opener of the assistant's message.
 BOUNDARY_TOKENS = 4
 ASKED = "Please remind me: what is my locker code?"
 _NOTES = (
@@ -27,15 +27,16 @@ _NOTES = (
 
 
 def write_head(num_notes: int) -> str:
-    """A system prompt without a nonce, of about seven tokens a note."""
+    """Return a system prompt without a nonce, of about seven tokens per note."""
     notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(num_notes))
     return f"You are a helpful assistant. {notes}".rstrip()
 
 
 class Session:
-    """A conversation with a nonce and a canary of its own, which echoes every answer.
+    """A conversation with a unique nonce and canary, which echoes every answer.
 
-    With ``head``, a system prompt, it begins as others do and has its nonce in its first turn.
+    ``head`` is a system prompt to share with other sessions; the prompts then differ from the
+    first user message on.
     """
 
     def __init__(
@@ -56,41 +57,41 @@ class Session:
         self.opening = f"My locker code is {self.canary}."
 
     def begin(self, **options: Any) -> Reply:
-        """The first turn, which plants the canary."""
+        """Send the first turn, which contains the canary."""
         return self.say(self.opening, **options)
 
     def say(self, text: str, *, keeps_reasoning: bool = False, **options: Any) -> Reply:
-        """One more turn; the conversation goes on from its answer."""
+        """Send one more turn and append its answer to the conversation."""
         reply = self.peek(text, **options)
         echo = reply.echo_with_reasoning if keeps_reasoning else reply.echo
         self.messages = [*self.messages_with(text), echo]
         return reply
 
     def peek(self, text: str, **options: Any) -> Reply:
-        """Ask for an answer that the conversation does not go on from."""
+        """Send one more turn without appending it to the conversation."""
         return self.server.ask(self.messages_with(text), **{**self._options, **options})
 
     def messages_with(self, text: str) -> list[Message]:
-        """The conversation and one more user message."""
+        """Return the conversation with one more user message."""
         return [*self.messages, {"role": "user", "content": text}]
 
     def recall(self, **options: Any) -> Reply:
-        """CANARY: a turn that asks for what the first one planted, and gets that and no other's."""
+        """CANARY: ask for the canary; the answer has it and that of no other session."""
         reply = self.say(ASKED, **options)
-        told = {canary for canary in self.server.canaries if canary in reply.text}
-        assert told == {self.canary}, reply
+        found = {canary for canary in self.server.canaries if canary in reply.text}
+        assert found == {self.canary}, reply
         return reply
 
 
 def assert_hit(reply: Reply, previous: Reply) -> None:
-    """HIT: everything up to the previous prompt's end, but for one page at most, was reused."""
+    """HIT: the previous prompt was reused, except for its last page at most."""
     least = previous.prompt_tokens - SLACK_TOKENS
-    assert least > 0, "a prompt this short tells no hit from a miss"
-    assert reply.cached >= least, f"expected a hit of {least}: {reply}"
+    assert least > 0, "the previous prompt is too short to tell a hit from a miss"
+    assert reply.cached >= least, f"expected at least {least} cached tokens: {reply}"
 
 
 def assert_hit_at_boundary(reply: Reply, previous: Reply) -> None:
-    """HIT, and not at an older turn, which the slack of a HIT lets pass where turns are short."""
+    """HIT at the last turn boundary. With short turns, HIT alone would accept an older turn."""
     assert_hit(reply, previous)
     assert reply.cached >= previous.prompt_tokens - BOUNDARY_TOKENS, reply
 
@@ -101,6 +102,6 @@ def assert_miss(reply: Reply) -> None:
 
 
 def assert_fallback(reply: Reply, earlier: Reply, newer: Reply) -> None:
-    """FALLBACK: reused up to an earlier turn's checkpoint, and not up to the newer one's."""
+    """FALLBACK: the checkpoint of an earlier turn was reused, not that of the newer one."""
     assert_hit(reply, earlier)
     assert reply.cached <= earlier.prompt_tokens < newer.prompt_tokens - SLACK_TOKENS, reply

@@ -1,6 +1,6 @@
-"""Many applications behind one listening server: to start and to stop one costs more than a case.
+"""Many ASGI applications behind one listening server, because starting one per case is slow.
 
-Owns which application answers under which first segment of a path.
+Owns the map from the first path segment to the application.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Switchboard:
-    """An ASGI application that passes each request on to the application of its path."""
+    """An ASGI application that routes each request by its first path segment."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -21,8 +21,8 @@ class Switchboard:
         self._names = count(1)
 
     @contextmanager
-    def plugged(self, app: ASGIApp) -> Iterator[str]:
-        """Serve an application, as if it had a server of its own, at the URL that this yields."""
+    def mounted(self, app: ASGIApp) -> Iterator[str]:
+        """Serve an application inside the block; yields its URL."""
         name = str(next(self._names))
         self._apps[name] = app
         try:
@@ -31,7 +31,7 @@ class Switchboard:
             del self._apps[name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Route one request."""
         _, name, rest = scope["path"].split("/", 2)
         path = f"/{rest}"
         await self._apps[name]({**scope, "path": path, "raw_path": path.encode()}, receive, send)

@@ -1,4 +1,4 @@
-"""Cases 67 and 70: more requests than can run, and requests that do not fit beside others."""
+"""Cases 67 and 70: a full queue, and requests that do not fit beside running ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _assert_refused(response: httpx.Response, status: int, code: str) -> None:
     assert error["message"]
 
 
-def _hold_every_lane(server: Server, stack: ExitStack) -> None:
+def _occupy_every_lane(server: Server, stack: ExitStack) -> None:
     for _ in range(server.profile.lanes):
         stack.enter_context(server.streaming(HELLO, retain_prefix=False))
 
@@ -50,9 +50,9 @@ def test_case_70_requests_beyond_busy_lanes_and_a_full_queue_are_refused(
     server = serve(profile, queue_limit=QUEUE_LIMIT)
     count = QUEUE_LIMIT + 5
     with ThreadPoolExecutor(count) as clients, ExitStack() as busy:
-        _hold_every_lane(server, busy)
+        _occupy_every_lane(server, busy)
         sent = [clients.submit(_post, server, n, stream=stream) for n in range(count)]
-        # No lane is free, so that nothing but a refusal can end.
+        # No lane is free, so that only refused requests can end.
         refused = list(islice(as_completed(sent), 5))
         server.wait_until("queued", QUEUE_LIMIT)
         for response in refused:
@@ -63,7 +63,7 @@ def test_case_70_requests_beyond_busy_lanes_and_a_full_queue_are_refused(
 
 
 @SIZES
-def test_case_70_requests_at_once_to_idle_lanes_are_served_or_refused(
+def test_case_70_concurrent_requests_to_idle_lanes_are_served_or_refused(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile, queue_limit=QUEUE_LIMIT)
@@ -77,10 +77,10 @@ def test_case_70_requests_at_once_to_idle_lanes_are_served_or_refused(
     assert len(refused) <= 5
 
 
-def test_case_70_refused_request_is_served_when_there_is_room(serve: Serve) -> None:
+def test_case_70_refused_request_is_served_once_a_lane_is_free(serve: Serve) -> None:
     server = serve(queue_limit=0)
     with ExitStack() as busy:
-        _hold_every_lane(server, busy)
+        _occupy_every_lane(server, busy)
         _assert_refused(_post(server, 1), 429, "server_overloaded")
     server.settle()
     assert _post(server, 1).status_code == 200
@@ -88,12 +88,12 @@ def test_case_70_refused_request_is_served_when_there_is_room(serve: Serve) -> N
 
 @SIZES
 @whole_and_streamed
-def test_case_70_requests_that_wait_too_long_are_refused(
+def test_case_70_requests_that_exceed_the_queue_timeout_are_refused(
     serve: Serve, profile: Profile, clock: Clock, stream: bool
 ) -> None:
     server = serve(profile, queue_limit=QUEUE_LIMIT, queue_timeout_s=30.0)
     with ThreadPoolExecutor(QUEUE_LIMIT) as clients, ExitStack() as busy:
-        _hold_every_lane(server, busy)
+        _occupy_every_lane(server, busy)
         sent = [clients.submit(_post, server, n, stream=stream) for n in range(QUEUE_LIMIT)]
         server.wait_until("queued", QUEUE_LIMIT)
         clock.advance(31.0)
@@ -103,8 +103,8 @@ def test_case_70_requests_that_wait_too_long_are_refused(
 
 
 CONTEXT_TOKENS = 2048
-# With one lane the lane is what is missing. Of two lanes one is idle, and the stream has been
-# promised all pages.
+# With one lane, the lane is missing. With two, one is idle, but all pages are reserved for the
+# stream.
 BUSY = pytest.mark.parametrize(
     "profile", [Profile(1, 1), Profile(1, 2, "drop"), Profile(2, 1), Profile(2, 2, "drop")], ids=str
 )
@@ -118,7 +118,7 @@ LONG = json.dumps(
 
 
 def _serve_full_registry(serve: Serve, profile: Profile, **settings: Any) -> Server:
-    """A server with a kept session in every place and pages for one whole context."""
+    """Return a server with a kept session in every place and pages for one full context."""
     server = serve(profile, max_context=CONTEXT_TOKENS, kv_pages=CONTEXT_TOKENS // 64, **settings)
     for number in range(profile.lanes + profile.entries):
         Session(server, 670 + number, num_notes=2).begin()
@@ -130,11 +130,11 @@ def _serve_full_registry(serve: Serve, profile: Profile, **settings: Any) -> Ser
 def _long_request_beside_a_stream(
     server: Server,
 ) -> Iterator[tuple[Future[httpx.Response], OpenStream]]:
-    """A request that cannot run before the stream has ended, which is at the end."""
+    """A request that cannot run before the stream ends, which is on exit."""
     with ThreadPoolExecutor(1) as client, server.streaming(HELLO, retain_prefix=False) as stream:
         sent = client.submit(server.post_raw, LONG)
         server.wait_until("queued", 1)
-        # In as many steps it would be answered if it ran.
+        # The request would finish within these steps if it ran.
         stream.read(100)
         registry = server.registry()
         assert (registry["running"], registry["queued"]) == (1, 1)
@@ -142,7 +142,7 @@ def _long_request_beside_a_stream(
 
 
 @BUSY
-def test_case_67_long_request_waits_for_a_stream_and_is_served(
+def test_case_67_long_request_waits_for_a_stream_and_is_then_served(
     serve: Serve, profile: Profile
 ) -> None:
     server = _serve_full_registry(serve, profile)
@@ -152,7 +152,7 @@ def test_case_67_long_request_waits_for_a_stream_and_is_served(
 
 
 @BUSY
-def test_case_67_long_request_that_waits_too_long_is_refused(
+def test_case_67_long_request_that_exceeds_the_queue_timeout_is_refused(
     serve: Serve, profile: Profile, clock: Clock
 ) -> None:
     server = _serve_full_registry(serve, profile, queue_timeout_s=30.0)
@@ -163,7 +163,7 @@ def test_case_67_long_request_that_waits_too_long_is_refused(
 
 
 @BUSY
-def test_case_67_stream_tells_beside_a_long_request_what_it_tells_alone(
+def test_case_67_stream_beside_a_queued_long_request_has_the_same_text_as_alone(
     serve: Serve, profile: Profile
 ) -> None:
     with serve().streaming(HELLO) as stream:
@@ -182,9 +182,7 @@ def _sequences_at_rest(server: Server) -> set[int]:
 
 
 @BUSY
-def test_case_67_long_request_takes_nothing_from_kept_sessions_while_it_waits(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_67_queued_long_request_evicts_no_kept_session(serve: Serve, profile: Profile) -> None:
     server = _serve_full_registry(serve, profile)
     with server.streaming(HELLO, retain_prefix=False):
         before = _sequences_at_rest(server)

@@ -1,7 +1,6 @@
-"""Cases 5 and 12: a head that many conversations begin with is computed once.
+"""Cases 5 and 12: a head that several conversations share is prefilled once.
 
-A head ends at a page boundary, so what is found of it is up to 63 tokens shorter than what the
-prompts share.
+An anchor ends at a page boundary, so that up to 63 tokens fewer are reused than the prompts share.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ CountShared = Callable[..., int]
 
 @pytest.fixture
 def serve(serve: Serve) -> Serve:
-    """Start servers that keep two heads unless they are told otherwise."""
+    """Start servers with two anchors by default."""
     return partial(serve, anchors=2)
 
 
 @pytest.fixture
 def count_shared(loaded_model: LoadedModel) -> CountShared:
-    """How many tokens the prompts of conversations have in common."""
+    """Counts the tokens of the common prefix of several prompts."""
     tokenizer = loaded_model.tokenizer
     builder = PromptBuilder(tokenizer, loaded_model.template, EchoIndex(tokenizer))
 
@@ -49,16 +48,16 @@ def count_shared(loaded_model: LoadedModel) -> CountShared:
 
 @pytest.fixture
 def head_tokens(count_shared: CountShared) -> int:
-    """|P|: what two conversations behind HEAD share."""
-    return count_shared(_behind(HEAD, "What is 7 plus 5?"), _behind(HEAD, "Hello!"))
+    """The number of prompt tokens that two conversations with HEAD share."""
+    return count_shared(_with_head(HEAD, "What is 7 plus 5?"), _with_head(HEAD, "Hello!"))
 
 
-def _behind(head: str, text: str) -> list[Message]:
+def _with_head(head: str, text: str) -> list[Message]:
     return [{"role": "system", "content": head}, {"role": "user", "content": text}]
 
 
 def assert_from_anchor(reply: Reply, shared_tokens: int) -> None:
-    """The reply went on from a kept head, which ends in the last page that prompts share."""
+    """Assert that an anchor was restored, up to the last full page that the prompts share."""
     assert (reply.path, reply.attach) == ("restore_anchor", "anchor"), reply
     assert reply.cached == shared_tokens // PAGE_TOKENS * PAGE_TOKENS > 0, reply
 
@@ -70,7 +69,7 @@ def _anchors(server: Server) -> list[dict[str, Any]]:
 def _play_two_sessions(
     serve: Serve, profile: Profile, **settings: Any
 ) -> tuple[list[Reply], list[Reply]]:
-    """A1 = P and a long message, B1 = P and a short one, A2, B2, A3."""
+    """A1 (HEAD and a long message), B1 (HEAD and a short one), A2, B2, A3."""
     server = serve(profile, **settings)
     a, b = Session(server, 51, head=HEAD), Session(server, 52, head=HEAD)
     a.opening += " " + " ".join(["The garden is behind the house."] * 20)
@@ -83,7 +82,7 @@ def _play_two_sessions(
 
 
 @every_profile
-def test_case_5_second_session_begins_at_the_head_of_the_first(
+def test_case_5_second_session_restores_the_anchor_of_the_shared_head(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     _, (first, _) = _play_two_sessions(serve, profile)
@@ -91,7 +90,9 @@ def test_case_5_second_session_begins_at_the_head_of_the_first(
 
 
 @pytest.mark.parametrize("profile", [p for p in PROFILES if p.entries], ids=str)
-def test_case_5_sessions_with_one_head_hit_at_every_turn(serve: Serve, profile: Profile) -> None:
+def test_case_5_sessions_with_a_shared_head_hit_at_every_turn(
+    serve: Serve, profile: Profile
+) -> None:
     (a1, a2, a3), (b1, b2) = _play_two_sessions(serve, profile)
     assert_hit(a2, a1)
     assert_hit(b2, b1)
@@ -99,7 +100,7 @@ def test_case_5_sessions_with_one_head_hit_at_every_turn(serve: Serve, profile: 
 
 
 @pytest.mark.parametrize("profile", [p for p in PROFILES if not p.entries], ids=str)
-def test_case_5_sessions_fall_back_to_their_head_where_there_is_no_registry(
+def test_case_5_sessions_fall_back_to_the_anchor_without_a_registry(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     (_, a2, a3), (_, b2) = _play_two_sessions(serve, profile)
@@ -108,7 +109,7 @@ def test_case_5_sessions_fall_back_to_their_head_where_there_is_no_registry(
 
 
 @some_profiles
-def test_case_5_anchors_change_no_answer(serve: Serve, profile: Profile) -> None:
+def test_case_5_anchors_do_not_change_answers(serve: Serve, profile: Profile) -> None:
     with_anchors = _play_two_sessions(serve, profile)
     without = _play_two_sessions(serve, profile, anchors=0)
     for some, others in zip(with_anchors, without, strict=True):
@@ -116,69 +117,69 @@ def test_case_5_anchors_change_no_answer(serve: Serve, profile: Profile) -> None
 
 
 @every_profile
-def test_case_12_new_conversation_begins_at_a_known_head(
+def test_case_12_new_conversation_restores_the_anchor_of_a_known_head(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     server = serve(profile)
-    assert_miss(server.ask(_behind(HEAD, "What is 7 plus 5?")))
-    assert_from_anchor(server.ask(_behind(HEAD, "Hello!")), head_tokens)
+    assert_miss(server.ask(_with_head(HEAD, "What is 7 plus 5?")))
+    assert_from_anchor(server.ask(_with_head(HEAD, "Hello!")), head_tokens)
 
 
 @some_profiles
 def test_case_12_new_conversation_misses_without_anchors(serve: Serve, profile: Profile) -> None:
     server = serve(profile, anchors=0)
     for text in ("What is 7 plus 5?", "Hello!"):
-        assert_miss(server.ask(_behind(HEAD, text)))
+        assert_miss(server.ask(_with_head(HEAD, text)))
 
 
 @some_profiles
-def test_case_12_two_heads_are_kept_side_by_side(serve: Serve, profile: Profile) -> None:
+def test_case_12_two_heads_have_an_anchor_each(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     teams = [f"Team {name}. {HEAD}" for name in ("one", "two")]
     for team in teams:
-        assert_miss(server.ask(_behind(team, "What is 7 plus 5?")))
-    replies = [server.ask(_behind(team, "Hello!")) for team in teams]
+        assert_miss(server.ask(_with_head(team, "What is 7 plus 5?")))
+    replies = [server.ask(_with_head(team, "Hello!")) for team in teams]
     assert [reply.attach for reply in replies] == ["anchor", "anchor"]
 
 
 @every_profile
-def test_title_in_between_does_not_cost_the_head(
+def test_title_request_does_not_evict_the_anchor(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     server = serve(profile)
     with server.one_lane_left():
-        server.ask(_behind(HEAD, "What is 7 plus 5?"))
+        server.ask(_with_head(HEAD, "What is 7 plus 5?"))
         server.ask_side()
-        assert_from_anchor(server.ask(_behind(HEAD, "Hello!")), head_tokens)
+        assert_from_anchor(server.ask(_with_head(HEAD, "Hello!")), head_tokens)
 
 
 @some_profiles
-def test_heads_that_nobody_repeats_do_not_cost_one_that_was_repeated(
+def test_unrepeated_heads_do_not_evict_the_anchor_of_a_repeated_head(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
-    # One page, so that the others are worth more.
+    # One page long, so that the other heads have a higher value.
     head = write_head(11)
     for text in ("What is 7 plus 5?", "Hello!"):
-        server.ask(_behind(head, text), max_tokens=4)
+        server.ask(_with_head(head, text), max_tokens=4)
     for number in range(3):
-        stranger = Session(server, 120 + number, num_notes=60)
-        assert_miss(stranger.peek("Thanks!", max_tokens=4))
-    assert_from_anchor(server.ask(_behind(head, "Good morning!")), PAGE_TOKENS)
+        other = Session(server, 120 + number, num_notes=60)
+        assert_miss(other.peek("Thanks!", max_tokens=4))
+    assert_from_anchor(server.ask(_with_head(head, "Good morning!")), PAGE_TOKENS)
 
 
 @some_profiles
-def test_head_outlives_the_conversations_that_had_it(
+def test_anchor_outlives_the_conversations_with_its_head(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     server = serve(profile)
-    server.ask(_behind(HEAD, "What is 7 plus 5?"))
+    server.ask(_with_head(HEAD, "What is 7 plus 5?"))
     (anchor,) = _anchors(server)
     for place in server.occupied():
         if place["sequence_id"] != anchor["sequence_id"]:
             server.send("DELETE", f"/v1/registry/sequences/{place['sequence_id']}")
     assert [one["sequence_id"] for one in server.occupied()] == [anchor["sequence_id"]]
-    assert_from_anchor(server.ask(_behind(HEAD, "Hello!")), head_tokens)
+    assert_from_anchor(server.ask(_with_head(HEAD, "Hello!")), head_tokens)
 
 
 LONG_HEAD = write_head(800)
@@ -186,29 +187,29 @@ TASKS = ("What is 7 plus 5?", "Hello!", "Please remind me: what is my locker cod
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 0), Profile(2, 2, "drop")], ids=str)
-def test_sub_agents_compute_their_long_head_once(
+def test_sub_agents_prefill_their_shared_long_head_once(
     serve: Serve, profile: Profile, count_shared: CountShared
 ) -> None:
     server = serve(profile)
-    shared = count_shared(*(_behind(LONG_HEAD, task) for task in TASKS))
+    shared = count_shared(*(_with_head(LONG_HEAD, task) for task in TASKS))
     assert shared > 5000
-    first, *others = [server.ask(_behind(LONG_HEAD, task), max_tokens=8) for task in TASKS]
+    first, *others = [server.ask(_with_head(LONG_HEAD, task), max_tokens=8) for task in TASKS]
     assert_miss(first)
     for reply in others:
         assert_from_anchor(reply, shared)
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 2), Profile(2, 2, "drop")], ids=str)
-def test_unretained_sub_agents_share_their_head_and_cost_the_session_no_turn(
+def test_unretained_sub_agents_reuse_the_anchor_and_the_session_still_hits(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     server = serve(profile)
     session = Session(server, 6)
     with server.one_lane_left():
         previous = session.begin()
-        server.ask(_behind(HEAD, "Good morning!"))
+        server.ask(_with_head(HEAD, "Good morning!"))
         for task in TASKS:
-            assert_from_anchor(server.ask(_behind(HEAD, task), retain_prefix=False), head_tokens)
+            assert_from_anchor(server.ask(_with_head(HEAD, task), retain_prefix=False), head_tokens)
             turn = session.recall()
             assert_hit(turn, previous)
             previous = turn
@@ -227,7 +228,7 @@ def _about_document(question: str, mark: dict[str, Any] | None = None) -> list[M
 
 
 @some_profiles
-def test_message_with_cache_anchor_is_a_head(
+def test_message_with_cache_anchor_ends_a_head(
     serve: Serve, profile: Profile, count_shared: CountShared
 ) -> None:
     server = serve(profile)
@@ -238,7 +239,7 @@ def test_message_with_cache_anchor_is_a_head(
 
 
 @some_profiles
-def test_document_without_a_mark_is_no_head(serve: Serve, profile: Profile) -> None:
+def test_unmarked_document_creates_no_anchor(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     for text in QUESTIONS:
         assert_miss(server.ask(_about_document(text)))
@@ -246,7 +247,7 @@ def test_document_without_a_mark_is_no_head(serve: Serve, profile: Profile) -> N
 
 
 @some_profiles
-def test_block_with_cache_control_is_a_head(
+def test_block_with_cache_control_ends_a_head(
     serve: Serve, profile: Profile, count_shared: CountShared
 ) -> None:
     server = serve(profile)
@@ -269,7 +270,7 @@ def test_block_with_cache_control_is_a_head(
 
 
 @some_profiles
-def test_document_in_a_marked_block_before_the_question_is_a_head(
+def test_marked_block_before_the_question_in_one_message_ends_a_head(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -300,7 +301,7 @@ def _tools(*names: str) -> list[dict[str, Any]]:
 
 
 @some_profiles
-def test_tools_in_the_same_order_are_a_head(serve: Serve, profile: Profile) -> None:
+def test_tools_in_the_same_order_share_a_head(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     replies = [
         server.ask([{"role": "user", "content": text}], tools=_tools("read", "write"))
@@ -311,18 +312,18 @@ def test_tools_in_the_same_order_are_a_head(serve: Serve, profile: Profile) -> N
 
 
 @some_profiles
-def test_tools_in_another_order_are_another_head(serve: Serve, profile: Profile) -> None:
+def test_tools_in_another_order_share_no_head(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     for names in (("read", "write"), ("write", "read")):
         assert_miss(server.ask([{"role": "user", "content": "Hello!"}], tools=_tools(*names)))
 
 
 @some_profiles
-def test_unretained_conversation_leaves_no_anchor(serve: Serve, profile: Profile) -> None:
+def test_unretained_conversation_creates_no_anchor(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
-    server.ask(_behind(HEAD, "What is 7 plus 5?"), retain_prefix=False)
+    server.ask(_with_head(HEAD, "What is 7 plus 5?"), retain_prefix=False)
     assert _anchors(server) == []
-    assert_miss(server.ask(_behind(HEAD, "Hello!")))
+    assert_miss(server.ask(_with_head(HEAD, "Hello!")))
 
 
 @every_profile
@@ -330,31 +331,31 @@ def test_unretained_conversation_uses_an_anchor(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     server = serve(profile)
-    server.ask(_behind(HEAD, "What is 7 plus 5?"))
+    server.ask(_with_head(HEAD, "What is 7 plus 5?"))
     before = {anchor["sequence_id"] for anchor in _anchors(server)}
-    reply = server.ask(_behind(HEAD, "Hello!"), retain_prefix=False)
+    reply = server.ask(_with_head(HEAD, "Hello!"), retain_prefix=False)
     assert_from_anchor(reply, head_tokens)
     assert {anchor["sequence_id"] for anchor in _anchors(server)} == before
 
 
 @some_profiles
-def test_conversation_does_not_know_what_another_with_its_head_was_told(
+def test_conversation_with_a_shared_head_does_not_reveal_the_canary_of_another(
     serve: Serve, profile: Profile, head_tokens: int
 ) -> None:
     server = serve(profile)
-    told = Session(server, 37, head=HEAD)
-    told.begin()
-    reply = server.ask(_behind(HEAD, ASKED))
+    session = Session(server, 37, head=HEAD)
+    session.begin()
+    reply = server.ask(_with_head(HEAD, ASKED))
     assert_from_anchor(reply, head_tokens)
-    assert told.canary not in reply.text
+    assert session.canary not in reply.text
 
 
 @pytest.mark.parametrize("profile", [Profile(2, 0), Profile(2, 2, "drop")], ids=str)
-def test_conversations_that_begin_at_one_head_at_once_know_their_own_canary_only(
+def test_concurrent_conversations_from_one_anchor_recall_only_their_own_canary(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
-    server.ask(_behind(HEAD, "Hello!"))
+    server.ask(_with_head(HEAD, "Hello!"))
     sessions = [Session(server, 370 + number, head=HEAD) for number in range(2)]
     with ThreadPoolExecutor(2) as both:
         began = list(both.map(lambda session: session.begin(), sessions))
@@ -362,31 +363,31 @@ def test_conversations_that_begin_at_one_head_at_once_know_their_own_canary_only
     assert [reply.attach for reply in began] == ["anchor", "anchor"]
 
 
-def _draw_behind_head(serve: Serve, profile: Profile, *, is_known: bool) -> Reply:
-    """A long answer from a hot distribution, which shows the last bit of a state."""
+def _sample_with_head(serve: Serve, profile: Profile, *, is_anchored: bool) -> Reply:
+    """Sample a long answer at a high temperature, so that any error in the state changes it."""
     server = serve(profile)
-    if is_known:
-        server.ask(_behind(HEAD, "What is 7 plus 5?"))
+    if is_anchored:
+        server.ask(_with_head(HEAD, "What is 7 plus 5?"))
     options = {"temperature": 1.5, "seed": 11, "max_tokens": 160, **server.endless}
-    return server.ask(_behind(HEAD, "Tell me a short story about Nora in Lisbon."), **options)
+    return server.ask(_with_head(HEAD, "Tell me a short story about Nora in Lisbon."), **options)
 
 
 @some_profiles
-def test_answer_from_an_anchor_is_byte_identical_to_one_that_was_computed(
+def test_answer_from_an_anchor_is_byte_identical_to_one_from_a_full_prefill(
     serve: Serve, profile: Profile
 ) -> None:
-    computed = _draw_behind_head(serve, profile, is_known=False)
-    forked = _draw_behind_head(serve, profile, is_known=True)
+    computed = _sample_with_head(serve, profile, is_anchored=False)
+    forked = _sample_with_head(serve, profile, is_anchored=True)
     assert (computed.attach, forked.attach) == ("none", "anchor")
     assert forked.text.encode() == computed.text.encode()
 
 
-def test_answer_from_an_anchor_without_its_state_is_not(
+def test_answer_from_an_anchor_with_a_zeroed_state_differs(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed = _draw_behind_head(serve, Profile(), is_known=False)
-    # From here on every state that is copied arrives as nothing.
+    computed = _sample_with_head(serve, Profile(), is_anchored=False)
+    # From here on every copied state is zero.
     monkeypatch.setattr(StateSlots, "copy", lambda states, _, target: states.zero(target))
-    forked = _draw_behind_head(serve, Profile(), is_known=True)
+    forked = _sample_with_head(serve, Profile(), is_anchored=True)
     assert forked.attach == "anchor"
     assert forked.text != computed.text

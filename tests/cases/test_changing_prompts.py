@@ -1,4 +1,4 @@
-"""Cases 17 and 30: prompts that change between turns, how far they are reused, what is logged."""
+"""Cases 17 and 30: prompts that change between turns: what is reused and what is logged."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _log_requests(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _last_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
-    """The fields of the last request's log line."""
+    """Return the fields of the access log line of the last request."""
     *_, fields = (record.fields for record in caplog.records if hasattr(record, "fields"))
     return dict(fields)
 
 
-def _ask_in_two_minutes(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply]:
-    """A1, and then A2 twice with the time of day in its last message."""
+def _ask_at_two_times(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply]:
+    """A1, and A2 twice with another time of day in its last message."""
     session = Session(serve(profile), 17)
     first = session.begin()
     replies = [session.peek(f"It is 10:{minute:02} now. {ASKED}") for minute in (1, 2)]
@@ -54,35 +54,35 @@ def _ask_in_two_minutes(serve: Serve, profile: Profile) -> tuple[Reply, Reply, R
 
 
 @with_registry
-def test_case_17_volatile_tail_is_computed_from_the_last_stable_boundary_on(
+def test_case_17_volatile_tail_is_prefilled_from_the_last_stable_boundary(
     serve: Serve, profile: Profile
 ) -> None:
-    first, *replies = _ask_in_two_minutes(serve, profile)
+    first, *replies = _ask_at_two_times(serve, profile)
     for reply in replies:
         assert reply.cached == first.prompt_tokens - BOUNDARY_TOKENS
 
 
 @without_registry
-def test_case_17_volatile_tail_misses_after_its_first_use_where_there_is_no_registry(
+def test_case_17_second_volatile_tail_misses_without_a_registry(
     serve: Serve, profile: Profile
 ) -> None:
-    _, _, second = _ask_in_two_minutes(serve, profile)
+    _, _, second = _ask_at_two_times(serve, profile)
     assert_miss(second)
 
 
-def _at(minute: int) -> list[Message]:
+def _prompt_at(minute: int) -> list[Message]:
     system = f"It is 10:{minute:02} now. You are a helpful assistant. " + "Be short. " * 40
     return [{"role": "system", "content": system}, {"role": "user", "content": "Hello!"}]
 
 
 @some_profiles
-def test_case_17_volatile_head_misses_and_the_log_says_where_it_diverged(
+def test_case_17_volatile_head_misses_and_the_log_has_the_diverging_position(
     serve: Serve, profile: Profile, tokens_of: TokensOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(profile)
-    server.ask(_at(41))
-    assert_miss(server.ask(_at(42)))
-    before, after = tokens_of(_at(41)), tokens_of(_at(42))
+    server.ask(_prompt_at(41))
+    assert_miss(server.ask(_prompt_at(42)))
+    before, after = tokens_of(_prompt_at(41)), tokens_of(_prompt_at(42))
     shared = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
     line = _last_line(caplog)
     assert (line["reuse_path"], line["diverged_at"]) == ("full_reset", shared)
@@ -103,10 +103,10 @@ def _switch_thinking(server: Server, thinks: bool) -> tuple[Session, Reply, Repl
 
 @every_profile
 @SWITCHES
-def test_case_30_switched_thinking_gives_right_answers_of_the_new_kind(
+def test_case_30_switched_thinking_gives_correct_answers_in_the_new_mode(
     serve: Serve, profile: Profile, thinks: bool
 ) -> None:
-    # That the answers are right, and no other session's, `recall` checks.
+    # `recall` checks that each answer has the canary of this session only.
     session, first, second = _switch_thinking(serve(profile), thinks)
     third = session.recall(enable_thinking=thinks)
     assert [bool(reply.reasoning) for reply in (first, second, third)] == [
@@ -116,7 +116,7 @@ def test_case_30_switched_thinking_gives_right_answers_of_the_new_kind(
 
 @with_registry
 @SWITCHES
-def test_case_30_switched_thinking_goes_back_to_the_turn_and_no_further(
+def test_case_30_switched_thinking_restores_the_turn_checkpoint(
     serve: Serve, profile: Profile, thinks: bool
 ) -> None:
     _, first, second = _switch_thinking(serve(profile), thinks)
@@ -125,7 +125,7 @@ def test_case_30_switched_thinking_goes_back_to_the_turn_and_no_further(
 
 
 @pytest.mark.parametrize("effort", ["low", "high"])
-def test_case_30_effort_that_the_template_does_not_read_changes_nothing(
+def test_case_30_changed_reasoning_effort_that_the_template_ignores_hits(
     serve: Serve, effort: str
 ) -> None:
     session = Session(serve(), 30)
@@ -134,7 +134,7 @@ def test_case_30_effort_that_the_template_does_not_read_changes_nothing(
 
 
 def _preserve_from_the_third_turn_on(serve: Serve, profile: Profile) -> tuple[Reply, Reply]:
-    """The first turn, and the third, before which all history is written with think blocks."""
+    """Return the first turn and the third, which renders all history with think blocks."""
     session = Session(serve(profile), 30)
     first = session.begin()
     session.say("What is 7 plus 5?")
@@ -142,11 +142,11 @@ def _preserve_from_the_third_turn_on(serve: Serve, profile: Profile) -> tuple[Re
 
 
 @with_registry
-def test_case_30_history_that_is_written_anew_is_reused_up_to_where_it_changes(
+def test_case_30_history_rendered_differently_is_reused_up_to_the_difference(
     serve: Serve, profile: Profile
 ) -> None:
     first, third = _preserve_from_the_third_turn_on(serve, profile)
-    # The first answer was made behind a think block, so a frontier that is kept goes on from it.
+    # The first answer was generated after a think block, so that a kept frontier matches it.
     frontier = first.prompt_tokens + first.completion_tokens - 1
     checkpoint = first.prompt_tokens - BOUNDARY_TOKENS
     assert (third.cached, third.path) == (
@@ -157,7 +157,7 @@ def test_case_30_history_that_is_written_anew_is_reused_up_to_where_it_changes(
 
 
 @without_registry
-def test_case_30_log_says_where_history_that_is_written_anew_diverges(
+def test_case_30_log_has_the_position_where_differently_rendered_history_diverges(
     serve: Serve, profile: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, third = _preserve_from_the_third_turn_on(serve, profile)

@@ -1,4 +1,4 @@
-"""Cases 14, 15, 16, 22, 24 and 27: where a session resumes, and what a changed past costs."""
+"""Cases 14, 15, 16, 22, 24 and 27: where a session resumes after repeats, branches and edits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.cases.session import (
 
 
 def _repeat_twice(serve: Serve, profile: Profile, **options: Any) -> tuple[Reply, Reply, Reply]:
-    """A1 and two exact repeats, a side request before each of them."""
+    """A1 and two exact repeats of it, each after a side request."""
     server = serve(profile)
     session = Session(server, 14, **options)
     with server.one_lane_left():
@@ -48,7 +48,7 @@ def test_case_14_repeated_turn_hits_after_side_requests(
 
 
 @without_registry
-def test_case_14_repeated_turn_misses_after_side_requests_where_there_is_no_registry(
+def test_case_14_repeated_turn_misses_after_side_requests_without_a_registry(
     serve: Serve, profile: Profile
 ) -> None:
     _, *repeats = _repeat_twice(serve, profile)
@@ -63,7 +63,7 @@ def test_case_14_repeated_turn_gets_the_same_answer(serve: Serve, profile: Profi
 
 
 def _branch(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply, Reply]:
-    """A1, A2, A2' with another last text, and A3, which goes on from A2."""
+    """A1, A2, A2' (another last message), and A3, which continues A2."""
     session = Session(serve(profile), 15)
     first = session.begin()
     other = session.messages_with("What is 7 plus 5?")
@@ -74,7 +74,7 @@ def _branch(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply, Reply]
 
 
 @with_registry
-def test_case_15_branch_and_original_both_resume_behind_what_they_share(
+def test_case_15_branch_and_original_both_resume_after_their_shared_prefix(
     serve: Serve, profile: Profile
 ) -> None:
     first, second, branch, third = _branch(serve, profile)
@@ -83,13 +83,13 @@ def test_case_15_branch_and_original_both_resume_behind_what_they_share(
 
 
 @without_registry
-def test_case_15_branch_misses_where_there_is_no_registry(serve: Serve, profile: Profile) -> None:
+def test_case_15_branch_misses_without_a_registry(serve: Serve, profile: Profile) -> None:
     _, _, branch, _ = _branch(serve, profile)
     assert_miss(branch)
 
 
 def _edit_second_of_five_turns(serve: Serve, profile: Profile) -> tuple[list[Reply], Reply]:
-    """Five turns, then the last again with another second turn."""
+    """Five turns, then the fifth again with the second turn edited."""
     session = Session(serve(profile), 16)
     replies = [session.begin()]
     for text in ("My cat is named Mila.", "What is 7 plus 5?", "Thanks!"):
@@ -102,7 +102,7 @@ def _edit_second_of_five_turns(serve: Serve, profile: Profile) -> tuple[list[Rep
 
 
 @every_profile
-def test_case_16_answer_follows_the_edited_turn(serve: Serve, profile: Profile) -> None:
+def test_case_16_answer_uses_the_edited_turn(serve: Serve, profile: Profile) -> None:
     replies, edited = _edit_second_of_five_turns(serve, profile)
     assert "Mila" in replies[-1].text
     assert "Nora" in edited.text
@@ -110,15 +110,13 @@ def test_case_16_answer_follows_the_edited_turn(serve: Serve, profile: Profile) 
 
 
 @every_profile
-def test_case_16_edit_beyond_every_kept_checkpoint_is_a_miss(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_16_edit_before_every_kept_checkpoint_misses(serve: Serve, profile: Profile) -> None:
     _, edited = _edit_second_of_five_turns(serve, profile)
     assert_miss(edited)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_case_16_edit_falls_back_to_the_turn_before_it_while_a_fork_is_there(
+def test_case_16_edit_falls_back_to_the_previous_turn_while_a_fork_is_kept(
     serve: Serve, lanes: int
 ) -> None:
     replies, edited = _edit_second_of_five_turns(serve, Profile(lanes, entries=4))
@@ -139,22 +137,18 @@ def _interrupt_short_session(serve: Serve, profile: Profile, num_notes: int) -> 
     [*((profile, 11) for profile in WITH_REGISTRY), (Profile(), 0), (Profile(2, 2, "drop"), 0)],
     ids=lambda value: str(value) if isinstance(value, Profile) else f"{40 + 7 * value}-tokens",
 )
-def test_case_22_no_session_is_too_short_to_be_kept(
-    serve: Serve, profile: Profile, num_notes: int
-) -> None:
+def test_case_22_short_session_is_kept(serve: Serve, profile: Profile, num_notes: int) -> None:
     first, second = _interrupt_short_session(serve, profile, num_notes)
     assert second.cached == first.prompt_tokens - BOUNDARY_TOKENS
 
 
 @without_registry
-def test_case_22_short_session_is_lost_where_there_is_no_registry(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_22_short_session_misses_without_a_registry(serve: Serve, profile: Profile) -> None:
     _, second = _interrupt_short_session(serve, profile, 11)
     assert_miss(second)
 
 
-# What a prompt ends with decides which position an exact repeat can resume at.
+# The tail of a prompt determines the position at which an exact repeat resumes.
 REPEATED: dict[str, tuple[list[Message], dict[str, Any]]] = {
     "user-tail": ([], {}),
     "thinking": ([], {"enable_thinking": True}),
@@ -168,7 +162,7 @@ REPEATED: dict[str, tuple[list[Message], dict[str, Any]]] = {
 
 @every_profile
 @pytest.mark.parametrize("tail", REPEATED)
-def test_case_24_exact_repeat_computes_a_token_and_says_the_same(
+def test_case_24_exact_repeat_prefills_at_least_one_token_and_gets_the_same_answer(
     serve: Serve, profile: Profile, tail: str
 ) -> None:
     server = serve(profile)
@@ -184,7 +178,7 @@ def test_case_24_exact_repeat_computes_a_token_and_says_the_same(
 
 @every_profile
 @whole_and_streamed
-def test_case_24_repeat_with_one_token_is_the_beginning_of_the_answer(
+def test_case_24_repeat_limited_to_one_token_gets_a_prefix_of_the_answer(
     serve: Serve, profile: Profile, stream: bool
 ) -> None:
     server = serve(profile)
@@ -217,7 +211,7 @@ def test_case_27_system_message_in_the_middle_is_served(serve: Serve, profile: P
 
 
 @with_registry
-def test_case_27_conversation_without_it_falls_back_to_the_turn_before(
+def test_case_27_removing_the_system_message_falls_back_to_the_previous_turn(
     serve: Serve, profile: Profile
 ) -> None:
     first, with_notice, without = _drop_system_message_from_the_middle(serve, profile)
@@ -225,7 +219,7 @@ def test_case_27_conversation_without_it_falls_back_to_the_turn_before(
 
 
 @without_registry
-def test_case_27_conversation_without_it_misses_where_there_is_no_registry(
+def test_case_27_removing_the_system_message_misses_without_a_registry(
     serve: Serve, profile: Profile
 ) -> None:
     _, _, without = _drop_system_message_from_the_middle(serve, profile)

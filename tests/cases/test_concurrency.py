@@ -1,4 +1,4 @@
-"""Cases 52, 59 and 68, and lanes side by side: requests that run or arrive at the same time."""
+"""Cases 52, 59 and 68, and busy lanes: requests that run or arrive concurrently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANES_AND_ENTRIES = [
 
 
 @pytest.mark.parametrize("profile", LANES_AND_ENTRIES, ids=str)
-def test_twice_as_many_sessions_as_lanes_are_answered_at_once(
+def test_twice_as_many_concurrent_sessions_as_lanes_are_answered(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -34,10 +34,10 @@ def test_twice_as_many_sessions_as_lanes_are_answered_at_once(
 
 @dataclass(frozen=True)
 class Choice:
-    """The tokens of an answer, and the least lead of one over the next best, as a logarithm."""
+    """The tokens of an answer, and the smallest gap in log-probability to the second best."""
 
     tokens: list[str]
-    least_lead: float
+    min_gap: float
 
 
 def _choose(session: Session, text: str) -> Choice:
@@ -56,11 +56,11 @@ def _choose(session: Session, text: str) -> Choice:
         *session.messages_with(text),
         {"role": "assistant", "content": choice.message.content},
     ]
-    leads = []
+    gaps = []
     for token in choice.logprobs.content:
         best, next_best = token.top_logprobs
-        leads.append(best.logprob - next_best.logprob)
-    return Choice([token.token for token in choice.logprobs.content], min(leads))
+        gaps.append(best.logprob - next_best.logprob)
+    return Choice([token.token for token in choice.logprobs.content], min(gaps))
 
 
 def _three_answers(server: Server) -> list[Choice]:
@@ -71,12 +71,12 @@ def _three_answers(server: Server) -> list[Choice]:
 @pytest.mark.parametrize(
     "profile", [Profile(2, 1), Profile(4, 0), Profile(4, 2, "drop"), Profile(8, 1)], ids=str
 )
-def test_session_beside_busy_lanes_gets_the_tokens_it_gets_alone(
+def test_session_beside_busy_lanes_gets_the_same_tokens_as_alone(
     serve: Serve, profile: Profile
 ) -> None:
     alone = _three_answers(serve(Profile()))
-    # The shape of a batch may move the last bit of a logit, which decides between equals only.
-    assert min(choice.least_lead for choice in alone) > 0.01, "the precondition of this test"
+    # The shape of a batch may change the last bit of a logit, which matters only in a tie.
+    assert min(choice.min_gap for choice in alone) > 0.01, "the answers must have no near-ties"
     server = serve(profile)
     with server.one_lane_left():
         beside_others = _three_answers(server)
@@ -104,13 +104,13 @@ def test_spare_lane_between_busy_ones_is_used_before_a_kept_session_is_displaced
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
-    kept, newcomer = Session(server, 460), Session(server, 461)
+    kept, fresh = Session(server, 460), Session(server, 461)
     first = kept.begin()
     with ExitStack() as streams:
         for number in range(profile.lanes - 2):
             messages = Session(server, 462 + number).messages_with("Hello!")
             streams.enter_context(server.streaming(messages))
-        newcomer.begin()
+        fresh.begin()
         assert server.kept() == []
         second = kept.recall()
     assert_hit_at_boundary(second, first)
@@ -121,7 +121,7 @@ SUM = "What is 7 plus 5?"
 PAIRS = pytest.mark.parametrize(
     "texts", [(ASKED, ASKED), (ASKED, SUM)], ids=["same-prompt", "same-history"]
 )
-# Behind either of the two somebody may go on, so that they need two places.
+# Both requests may be continued, so that two places are needed.
 AT_ONCE = pytest.mark.parametrize(
     "profile",
     [Profile(1, 1), Profile(1, 2, "drop"), Profile(2, 0), Profile(2, 1, "drop"), Profile(4, 2)],
@@ -140,7 +140,7 @@ def _two_next_turns(
 
 @AT_ONCE
 @PAIRS
-def test_two_requests_of_one_session_at_once_are_answered_as_one_after_the_other(
+def test_concurrent_requests_of_one_session_get_the_same_answers_as_sequential_ones(
     serve: Serve, profile: Profile, texts: tuple[str, str]
 ) -> None:
     _, at_once = _two_next_turns(serve, profile, texts, num_clients=2)
@@ -150,13 +150,13 @@ def test_two_requests_of_one_session_at_once_are_answered_as_one_after_the_other
 
 @AT_ONCE
 @PAIRS
-def test_session_hits_behind_both_of_its_requests_at_once(
+def test_both_branches_of_concurrent_requests_of_one_session_hit(
     serve: Serve, profile: Profile, texts: tuple[str, str]
 ) -> None:
     session, replies = _two_next_turns(serve, profile, texts, num_clients=2)
     begun = session.messages
-    # Who was served first is in the entry. Going on with the other one first would leave a copy of
-    # it there: one entry keeps two branches, not two and a copy.
+    # The branch that ran first is in the entry. Continuing the other one first would put a fork of
+    # it there: lane and entry have room for two branches, not for a fork as well.
     served = sorted(zip(texts, replies, strict=True), key=lambda one: one[1].queue_s)
     for text, reply in served:
         session.messages = [*begun, {"role": "user", "content": text}, reply.echo]
@@ -169,13 +169,13 @@ WHILE_IT_RUNS = pytest.mark.parametrize(
 
 
 def _next_turn(serve: Serve, profile: Profile, *, while_first_runs: bool) -> tuple[Session, Reply]:
-    """A1, of which a client has read some, and A2, which goes on from what was read."""
+    """A1, of which the client has read 20 characters, and A2, which continues from those."""
     session = Session(serve(profile), 480)
     server = session.server
     with ThreadPoolExecutor(1) as other, ExitStack() as first:
         answer = first.enter_context(server.streaming(session.messages_with(session.opening)))
-        told = {"role": "assistant", "content": answer.read(20)[:20]}
-        session.messages = [*session.messages_with(session.opening), told]
+        echo = {"role": "assistant", "content": answer.read(20)[:20]}
+        session.messages = [*session.messages_with(session.opening), echo]
         if not while_first_runs:
             first.close()
             server.settle()
@@ -190,16 +190,18 @@ def _next_turn(serve: Serve, profile: Profile, *, while_first_runs: bool) -> tup
 
 
 @WHILE_IT_RUNS
-def test_turn_beside_the_one_before_is_answered_as_behind_it(
+def test_turn_concurrent_with_the_previous_one_gets_the_same_answer_as_after_it(
     serve: Serve, profile: Profile
 ) -> None:
     _, beside = _next_turn(serve, profile, while_first_runs=True)
-    _, behind = _next_turn(serve, profile, while_first_runs=False)
-    assert beside.text == behind.text
+    _, after = _next_turn(serve, profile, while_first_runs=False)
+    assert beside.text == after.text
 
 
 @WHILE_IT_RUNS
-def test_session_hits_behind_a_turn_beside_the_one_before(serve: Serve, profile: Profile) -> None:
+def test_session_hits_after_a_turn_concurrent_with_the_previous_one(
+    serve: Serve, profile: Profile
+) -> None:
     session, reply = _next_turn(serve, profile, while_first_runs=True)
     session.server.settle()
     assert_hit_at_boundary(session.recall(), reply)
@@ -207,7 +209,7 @@ def test_session_hits_behind_a_turn_beside_the_one_before(serve: Serve, profile:
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "no-exchange"])
 @pytest.mark.parametrize("profile", [Profile(1, 1), Profile(1, 1, "drop"), Profile(2, 1)], ids=str)
-def test_case_52_sessions_that_return_at_once_for_too_few_places_are_answered(
+def test_case_52_more_concurrent_returning_sessions_than_places_are_answered(
     serve: Serve, profile: Profile, exchange: bool
 ) -> None:
     server = serve(profile, exchange=exchange)
@@ -231,7 +233,7 @@ def test_case_52_sessions_that_return_at_once_for_too_few_places_are_answered(
     ],
     ids=str,
 )
-def test_case_59_identical_cold_prompts_at_once_are_answered_alike_and_kept(
+def test_case_59_concurrent_identical_cold_prompts_get_equal_answers_and_are_kept(
     serve: Serve, profile: Profile, num_requests: int
 ) -> None:
     server = serve(profile)
@@ -244,13 +246,13 @@ def test_case_59_identical_cold_prompts_at_once_are_answered_alike_and_kept(
 
 
 def _long(number: int) -> list[Message]:
-    """A prompt of about 900 tokens, two chunks of prefill."""
+    """Return a prompt of about 900 tokens, which takes two prefill chunks."""
     text = f"Request {number}. " + "Repeat these words: falcon river maple. " * 90
     return [{"role": "user", "content": text}]
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 1), Profile(2, 0), Profile(4, 1)], ids=str)
-def test_case_68_short_request_waits_for_none_of_the_long_ones_behind_it(
+def test_case_68_short_request_does_not_wait_for_long_ones_queued_after_it(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -267,7 +269,7 @@ def test_case_68_short_request_waits_for_none_of_the_long_ones_behind_it(
             short = clients.submit(session.begin)
             server.wait_until("queued", 6)
             for number in range(5, 10):
-                # None of these ends: whoever waits for one of them waits for ever.
+                # None of these ends, so that a request that waits for one of them waits for ever.
                 busy.enter_context(server.unread(_long(number), retain_prefix=False))
                 server.wait_until("queued", 2 + number)
         assert session.canary in short.result().text

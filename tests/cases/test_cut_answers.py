@@ -1,4 +1,4 @@
-"""Cases 55 and 56: a client that leaves, in the middle of its answer or while it waits."""
+"""Cases 55 and 56: a client that disconnects during its answer or in the queue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit
 NUM_STREAMED = 20
 
 
-def _stream_and_leave(server: Server, messages: list[Message]) -> tuple[str, int]:
-    """Read at least 20 tokens of an endless answer and leave; return their text and number."""
+def _stream_and_disconnect(server: Server, messages: list[Message]) -> tuple[str, int]:
+    """Read at least 20 tokens of an endless answer and disconnect; return text and count."""
     body = {"temperature": 0, **server.endless, "logprobs": True}
     text, num_tokens = "", 0
     with server.client.chat.completions.create(
@@ -41,8 +41,8 @@ def _echo(server: Server, session: Session, text: str, **options: Any) -> Reply:
 def test_case_55_echo_of_a_cut_stream_hits(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     session = Session(server, 55)
-    text, _ = _stream_and_leave(server, session.messages_with(session.opening))
-    # As long as the prompt of the stream.
+    text, _ = _stream_and_disconnect(server, session.messages_with(session.opening))
+    # The same prompt, for its token count.
     prompt = serve(profile).ask(session.messages_with(session.opening), max_tokens=1)
     reply = _echo(server, session, text)
     assert_hit(reply, prompt)
@@ -55,7 +55,7 @@ def test_case_55_echo_of_a_cut_stream_hits_after_a_side_request(
 ) -> None:
     server = serve(profile)
     session = Session(server, 55)
-    text, _ = _stream_and_leave(server, session.messages_with(session.opening))
+    text, _ = _stream_and_disconnect(server, session.messages_with(session.opening))
     prompt = serve(profile).ask(session.messages_with(session.opening), max_tokens=1)
     with server.one_lane_left():
         server.ask_side()
@@ -64,32 +64,32 @@ def test_case_55_echo_of_a_cut_stream_hits_after_a_side_request(
 
 
 @some_profiles
-def test_case_55_nothing_beyond_what_was_streamed_is_in_the_state(
+def test_case_55_state_has_no_tokens_beyond_the_streamed_ones(
     serve: Serve, profile: Profile
 ) -> None:
-    """The next answer, drawn from a hot distribution, is that of a server that made no more."""
+    """The next answer at a high temperature equals that after the same tokens without a cut."""
     cut, exact = serve(profile), serve(profile)
     session = Session(cut, 55)
     messages = session.messages_with(session.opening)
-    text, num_tokens = _stream_and_leave(cut, messages)
-    told = exact.ask(messages, max_tokens=num_tokens, **exact.endless)
-    assert told.text == text
+    text, num_tokens = _stream_and_disconnect(cut, messages)
+    limited = exact.ask(messages, max_tokens=num_tokens, **exact.endless)
+    assert limited.text == text
     drawn = {"temperature": 1.5, "seed": 11, "max_tokens": 96, **cut.endless}
     after_cut = _echo(cut, session, text, **drawn)
     after_exact = _echo(exact, session, text, **drawn)
-    assert after_cut.cached == after_exact.cached == told.prompt_tokens - BOUNDARY_TOKENS
+    assert after_cut.cached == after_exact.cached == limited.prompt_tokens - BOUNDARY_TOKENS
     assert after_cut.text.encode() == after_exact.text.encode()
 
 
 @pytest.mark.parametrize("num_others", [0, 1])
-def test_case_55_unsent_tokens_are_not_taken_for_the_clients_own_words(
+def test_case_55_continuation_of_a_cut_stream_equals_that_of_a_cold_server(
     serve: Serve, num_others: int
 ) -> None:
-    """What goes on from the streamed text appends to it or goes back, and never skips a token."""
+    """A continuation appends to the streamed text or falls back, and never skips a token."""
     server, cold = serve(), serve(Profile(entries=0), prefix_reuse=False)
     session = Session(server, 55)
     messages = session.messages_with(session.opening)
-    text, _ = _stream_and_leave(server, messages)
+    text, _ = _stream_and_disconnect(server, messages)
     for number in range(num_others):
         server.ask_side(number)
     continued = [*messages, {"role": "assistant", "content": text}]
@@ -100,7 +100,7 @@ def test_case_55_unsent_tokens_are_not_taken_for_the_clients_own_words(
 
 
 @every_profile
-def test_case_56_queued_requests_whose_clients_leave_never_run(
+def test_case_56_queued_requests_of_disconnected_clients_never_run(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -123,7 +123,7 @@ def test_case_56_queued_requests_whose_clients_leave_never_run(
     server.assert_clean()
 
 
-def test_case_56_request_behind_those_that_left_is_served(serve: Serve) -> None:
+def test_case_56_request_after_cancelled_queued_ones_is_served(serve: Serve) -> None:
     server = serve()
     session = Session(server, 56)
     with ExitStack() as running:

@@ -1,7 +1,6 @@
-"""Case 39: what a hit says first is what a cold prompt says, at every length of what is computed.
+"""Case 39: the first token after a hit equals that of a cold prompt, for any number of new tokens.
 
-Not the text is compared but the most likely token and its log-probability: an answer that is as
-likely as another one hides a small error.
+Compares the most likely token and its log-probability, because equal text can hide a small error.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import pytest
 from tests.cases.profiles import Profile
 from tests.cases.server import MODEL, Message, Serve, Server
 
-# Each is one token of the bundled vocabulary.
+# Each word is one token of the bundled vocabulary.
 WORDS = ("code", "is", "the", "user", "of", "service", "to", "notes", "deploy")
 ASKED: Message = {"role": "user", "content": "Repeat these words: falcon river maple."}
-# Prompts are computed in chunks of one page, cold ones at once: other sums in fp32.
+# Prompts are prefilled in chunks of one page, cold ones in one chunk: fp32 sums differ.
 TOLERANCE = 1e-4
 PAGE_TOKENS = 64
 NEAR_A_PAGE = (1, 2, 62, 63, 64, 65, 66, 126, 127, 128, 129, 130)
@@ -26,7 +25,7 @@ NEAR_A_PAGE = (1, 2, 62, 63, 64, 65, 66, 126, 127, 128, 129, 130)
 
 @dataclass(frozen=True)
 class FirstToken:
-    """The most likely token behind a prompt, and how the prompt was computed."""
+    """The most likely first token after a prompt, and the token counts of the prompt."""
 
     token: str
     logprob: float
@@ -35,7 +34,7 @@ class FirstToken:
 
 
 def _prompt(num_words: int) -> list[Message]:
-    """A beginning of an answer; each word more is one token more, and changes no other."""
+    """Return a prompt with a begun answer. One more word is one more token at the end."""
     text = " ".join(["Code", *islice(cycle(WORDS), num_words)])
     return [ASKED, {"role": "assistant", "content": text}]
 
@@ -67,7 +66,7 @@ def _continue(server: Server, num_words: int, **options: Any) -> FirstToken:
 @pytest.mark.parametrize(
     ("profile", "base_tokens", "suffixes"),
     [
-        # The hit is within a page; prompts go on over three ends of pages and chunks.
+        # The hit ends inside a page; prompts cross up to three page and chunk boundaries.
         (Profile(), 2 * PAGE_TOKENS - 1, range(1, 131)),
         (Profile(), 2 * PAGE_TOKENS, NEAR_A_PAGE),
         (Profile(), 2 * PAGE_TOKENS + 1, NEAR_A_PAGE),
@@ -75,7 +74,7 @@ def _continue(server: Server, num_words: int, **options: Any) -> FirstToken:
     ],
     ids=["every-length", "aligned", "one-over", "two-lanes"],
 )
-def test_case_39_first_token_after_a_hit_is_that_of_a_cold_prompt(
+def test_case_39_first_token_after_a_hit_equals_that_of_a_cold_prompt(
     serve: Serve, profile: Profile, base_tokens: int, suffixes: range | tuple[int, ...]
 ) -> None:
     server = serve(profile, prefill_chunk_tokens=PAGE_TOKENS)
@@ -84,7 +83,7 @@ def test_case_39_first_token_after_a_hit_is_that_of_a_cold_prompt(
     base = _continue(server, num_words)
     assert (base.prompt_tokens, base.cached) == (base_tokens, 0)
     for length in suffixes:
-        # Only borrows what the base has left, so that the next one finds it too.
+        # Unretained, so that the sequence of the base stays as it is for the next length.
         hit = _continue(server, num_words + length, retain_prefix=False)
         control = _continue(cold, num_words + length)
         assert (hit.cached, hit.prompt_tokens) == (base_tokens, base_tokens + length)
@@ -92,7 +91,7 @@ def test_case_39_first_token_after_a_hit_is_that_of_a_cold_prompt(
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 1, "drop"), Profile(2, 2, "drop")], ids=str)
-def test_case_39_first_token_after_a_restored_checkpoint_is_that_of_a_cold_prompt(
+def test_case_39_first_token_after_a_restored_checkpoint_equals_that_of_a_cold_prompt(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile, prefill_chunk_tokens=PAGE_TOKENS)
@@ -100,7 +99,7 @@ def test_case_39_first_token_after_a_restored_checkpoint_is_that_of_a_cold_promp
     shortest = _continue(server, 0)
     with server.one_lane_left():
         server.ask_side()
-    # Behind the assistant's opener, which every prompt here repeats.
+    # After the opener of the assistant's message, which every prompt here repeats.
     checkpoint = _continue(server, 1, retain_prefix=False).cached
     assert 0 < checkpoint < shortest.prompt_tokens
     for length in NEAR_A_PAGE:

@@ -1,4 +1,4 @@
-"""Cases 65 and 71: prompts beyond the context, and every way to limit an answer."""
+"""Cases 65 and 71: prompts that exceed the context, and the limits of an answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LONG: list[Message] = [{"role": "user", "content": "Repeat these words: falcon r
 
 @pytest.fixture(scope="module")
 def prompt_tokens(loaded_model: LoadedModel) -> int:
-    """The length of the long prompt."""
+    """The number of tokens of the long prompt."""
     tokenizer = loaded_model.tokenizer
     builder = PromptBuilder(tokenizer, loaded_model.template, EchoIndex(tokenizer))
     return len(builder.build(Conversation(LONG)).token_ids)
 
 
 @every_profile
-def test_case_65_prompt_beyond_the_context_is_refused_with_both_numbers(
+def test_case_65_prompt_beyond_the_context_is_refused_with_length_and_limit(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:
     server = serve(profile, max_context=prompt_tokens - 1)
@@ -67,7 +67,7 @@ def test_case_65_refusal_does_not_wait_for_a_lane(serve: Serve, prompt_tokens: i
 
 
 @every_profile
-def test_case_65_refusal_leaves_the_session_alone(
+def test_case_65_refusal_leaves_the_kept_session_unchanged(
     serve: Serve, profile: Profile, prompt_tokens: int
 ) -> None:
     server = serve(profile, max_context=prompt_tokens - 1)
@@ -86,7 +86,7 @@ LIMIT_NAMES = pytest.mark.parametrize("name", ["max_tokens", "max_completion_tok
 
 
 def _ask(server: Server, **options: Any) -> Reply:
-    """Ask for an answer that only its limit ends."""
+    """Request an answer that ends only at its limit."""
     options = {"max_tokens": None, **options}
     return server.ask([{"role": "user", "content": "Hello!"}], **server.endless, **options)
 
@@ -111,14 +111,14 @@ def test_case_71_answer_is_as_long_as_its_limit(
 
 @LIMIT_NAMES
 @whole_and_streamed
-def test_case_71_smaller_of_two_limits_counts(serve: Serve, name: str, stream: bool) -> None:
+def test_case_71_smaller_of_two_limits_applies(serve: Serve, name: str, stream: bool) -> None:
     limits = {"max_tokens": 9, "max_completion_tokens": 9, name: 5}
     assert _ask(serve(), stream=stream, **limits).completion_tokens == 5
 
 
 @pytest.mark.parametrize("value", [None, CONTEXT_TOKENS, 10**9], ids=["missing", "context", "huge"])
 @whole_and_streamed
-def test_case_71_answer_without_a_limit_that_fits_fills_the_context(
+def test_case_71_answer_without_a_limit_below_the_context_fills_the_context(
     serve: Serve, value: int | None, stream: bool
 ) -> None:
     reply = _ask(serve(Profile(2), max_context=256), max_tokens=value, stream=stream)
@@ -126,7 +126,7 @@ def test_case_71_answer_without_a_limit_that_fits_fills_the_context(
     assert reply.finish_reason == "length"
 
 
-def test_case_71_answer_that_ends_by_itself_stays_below_its_limit(serve: Serve) -> None:
+def test_case_71_answer_that_stops_stays_below_its_limit(serve: Serve) -> None:
     reply = serve().ask([{"role": "user", "content": "Hello!"}], max_tokens=10**9)
     assert reply.finish_reason == "stop"
     assert reply.completion_tokens < CONTEXT_TOKENS

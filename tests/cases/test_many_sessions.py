@@ -1,4 +1,4 @@
-"""Cases 5, 7, 10, 21, 37 and 61: many sessions, of which each finds its own past and no other's."""
+"""Cases 5, 7, 10, 21, 37 and 61: many sessions, each of which reuses its own state only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FOR_TWO = [
     Profile(4, 2, "drop"), Profile(8, 0),
 ]  # fmt: skip
 PAIR_OF_PLACES = [Profile(1, 1), Profile(1, 1, "drop"), Profile(2, 0)]
-# About 100 tokens. Case 10 speaks of 300, which 30 times over the bundled model has no positions
-# for.
+# About 100 tokens. Case 10 calls for 300, but 30 such turns exceed the positions of the bundled
+# model.
 NOTE = " ".join(["The notes are updated once a week. Backups are made every night."] * 6)
 TALK = ("What is 7 plus 5?", "My cat is named Mila.", "Thanks!")
 
 
-class StillClock:
-    """Stands in for the module `time` where an engine reads it. No time passes."""
+class FrozenClock:
+    """Replaces the module `time` in the engine. No time passes."""
 
     @staticmethod
     def monotonic() -> float:
@@ -35,14 +35,14 @@ class StillClock:
 
 
 @pytest.fixture
-def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept depends on sizes and on returns alone, however slow the machine is."""
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evictions depend on sizes and returns only, not on the speed of the machine."""
     for module in ("engine", "answer"):
-        monkeypatch.setattr(f"kvreg_service.engine.{module}.time", StillClock)
+        monkeypatch.setattr(f"kvreg_service.engine.{module}.time", FrozenClock)
 
 
 @pytest.mark.parametrize("profile", FOR_TWO, ids=str)
-def test_case_5_sessions_with_one_system_prompt_keep_a_turn_each(
+def test_case_5_sessions_with_the_same_system_prompt_both_hit(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -59,7 +59,7 @@ def test_case_5_sessions_with_one_system_prompt_keep_a_turn_each(
 
 
 def _round_robin(server: Server, num_sessions: int, *, num_rounds: int) -> list[list[bool]]:
-    """Play sessions of one size in turn; say for each round but the first which of them hit."""
+    """Play sessions of one size round robin; return which hit, for each round but the first."""
     sessions = [Session(server, 700 + number, num_notes=10) for number in range(num_sessions)]
     rounds = [[session.begin(max_tokens=12) for session in sessions]]
     for turn in range(1, num_rounds):
@@ -82,7 +82,9 @@ def _round_robin(server: Server, num_sessions: int, *, num_rounds: int) -> list[
     ],
     ids=str,
 )
-def test_case_7_as_many_sessions_as_places_all_hit_in_turn(serve: Serve, profile: Profile) -> None:
+def test_case_7_as_many_round_robin_sessions_as_places_all_hit(
+    serve: Serve, profile: Profile
+) -> None:
     num_sessions = profile.lanes + profile.entries
     rounds = _round_robin(serve(profile), num_sessions, num_rounds=3)
     assert rounds == [[True] * num_sessions] * 2
@@ -99,19 +101,21 @@ def test_case_7_as_many_sessions_as_places_all_hit_in_turn(serve: Serve, profile
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("no_time_passes")
-def test_case_7_one_session_more_costs_no_more_than_two_their_turn(
+@pytest.mark.usefixtures("frozen_clock")
+def test_case_7_one_session_more_than_places_causes_at_most_two_misses_per_round(
     serve: Serve, profile: Profile
 ) -> None:
-    """The one that comes back to nothing displaces another just before that one's turn."""
+    """A session that misses displaces the one whose turn is next."""
     server = serve(profile)
     rounds = _round_robin(server, profile.lanes + profile.entries + 1, num_rounds=4)
-    # Before the first of them nobody has come back, so that nobody is known to.
+    # In the first two rounds no session has a history of returns yet.
     assert max(hits.count(False) for hits in rounds[1:]) <= 2, rounds
 
 
 @pytest.mark.parametrize("profile", [*PAIR_OF_PLACES, Profile(2, 2, "drop")], ids=str)
-def test_case_10_two_sessions_hit_through_thirty_turns_each(serve: Serve, profile: Profile) -> None:
+def test_case_10_two_alternating_sessions_hit_for_thirty_turns(
+    serve: Serve, profile: Profile
+) -> None:
     server = serve(profile)
     a, b = Session(server, 101), Session(server, 102)
     previous = [a.begin(max_tokens=4), b.begin(max_tokens=4)]
@@ -134,7 +138,9 @@ def _occupancy(server: Server) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("profile", PAIR_OF_PLACES, ids=str)
-def test_case_10_two_sessions_hold_what_their_tokens_need(serve: Serve, profile: Profile) -> None:
+def test_case_10_two_sessions_hold_only_the_pages_and_states_that_they_need(
+    serve: Serve, profile: Profile
+) -> None:
     server = serve(profile)
     a, b = Session(server, 101), Session(server, 102)
     states = set()
@@ -162,7 +168,7 @@ def test_case_21_two_places_hold_the_newest_turn_of_two_sessions(
 
 
 class CanaryTurns:
-    """Turns on a few sessions: small talk and questions for the canary, in a random order."""
+    """Turns on a few sessions in random order: small talk and requests for the canary."""
 
     def __init__(self, server: Server, num_sessions: int, *, first_number: int) -> None:
         self._server = server
@@ -181,9 +187,9 @@ class CanaryTurns:
             list(pool.map(self._turn, order, texts))
 
     def _turn(self, session: Session, text: str | None) -> None:
-        # A client sends a turn when it has the answer to the one before.
+        # A client sends a turn after it has the answer to the previous one.
         with self._locks[id(session)]:
-            # Far beyond the lengths that the bundled model was trained on it forgets.
+            # The bundled model recalls facts only up to about the lengths it was trained on.
             if len(session.messages) > 9:
                 del session.messages[3:]
             if text is None:
@@ -203,7 +209,7 @@ class CanaryTurns:
     ],
     ids=str,
 )
-def test_case_37_no_turn_of_many_sessions_at_once_tells_a_canary_of_another(
+def test_case_37_concurrent_sessions_never_reveal_the_canary_of_another(
     serve: Serve, profile: Profile, num_turns: int
 ) -> None:
     server = serve(profile)
@@ -213,7 +219,7 @@ def test_case_37_no_turn_of_many_sessions_at_once_tells_a_canary_of_another(
         session.recall()
 
 
-def test_case_61_nine_sessions_in_twenty_rounds_leave_nothing_behind(serve: Serve) -> None:
+def test_case_61_server_is_clean_after_twenty_rounds_of_nine_sessions(serve: Serve) -> None:
     server = serve(Profile(2, 4))
     turns = CanaryTurns(server, 9, first_number=610)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Cases 64 and 69: the program keeps to its memory, and does not start where that does not fit."""
+"""Cases 64 and 69: memory stays within the plan, and a profile that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 from tests.cases.server import MODEL
 
 MIB = 1 << 20
-# What grows beside states and pages: the heaps of the interpreter and of torch, which give chunks
-# back late. Measured: 4 MiB in all after 100 sessions, of which 0.8 MiB after the 20th. A session
-# that left one state behind would cost 11 MiB more, one that left its pages 37 MiB.
+# Growth besides states and pages: the heaps of the interpreter and of torch, which release chunks
+# late. Measured: 4 MiB in all after 100 sessions, of which 0.8 MiB after the 20th. Sessions that
+# leaked one state each would add 11 MiB, sessions that leaked their pages 37 MiB.
 HEAP_BYTES = 4 * MIB
-# All sessions together hold six times the pages that there are.
+# All sessions together need six times the pages of the pool.
 PROFILE = ("--lanes", "2", "--entries", "4", "--max-context", "1024", "--kv-pages", "48")
 NUM_SESSIONS = 100
 
 reads_proc = pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(), reason="needs the memory of a process in /proc"
+    not Path("/proc/self/statm").exists(), reason="needs /proc/PID/status"
 )
 
 
@@ -35,13 +35,13 @@ def _kvreg(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _plan(*options: str) -> dict[str, Any]:
-    """The program's own accounting."""
+    """Return the output of `kvreg plan`."""
     return dict(json.loads(_kvreg("plan", "--json", *options).stdout))
 
 
 @contextmanager
 def _serving(*options: str) -> Iterator[tuple[httpx.Client, int]]:
-    """A server process that is ready, as a client and the process's number."""
+    """A ready server process; yields a client and the process id."""
     command = [sys.executable, "-m", "kvreg_service", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -66,9 +66,9 @@ def _play_session(client: httpx.Client, number: int) -> None:
 
 
 @reads_proc
-def test_case_64_hundred_sessions_take_no_more_than_was_planned() -> None:
+def test_case_64_hundred_sessions_use_no_more_memory_than_planned() -> None:
     with _serving("--log-level", "error", *PROFILE) as (client, pid):
-        # Libraries and weights are in memory behind the first request; sessions are not yet.
+        # After the first request, libraries and weights are in memory; states and pages are not.
         _play_session(client, 0)
         before = _rss_bytes(pid)
         for number in range(1, NUM_SESSIONS + 1):
@@ -88,7 +88,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("options", TOO_LARGE.values(), ids=TOO_LARGE)
-def test_case_69_start_with_more_than_fits_is_refused_with_the_numbers(
+def test_case_69_startup_that_does_not_fit_is_refused_with_the_byte_counts(
     options: tuple[str, ...],
 ) -> None:
     refused = _kvreg("serve", "--port", "0", *options)

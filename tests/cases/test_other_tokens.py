@@ -1,4 +1,4 @@
-"""Cases 28, 29, 34 and 35: the same conversation in other tokens, and bodies of odd shapes."""
+"""Cases 28, 29, 34 and 35: echoes that tokenise differently, and unusual or invalid bodies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.cases.profiles import (
 from tests.cases.server import MODEL, Message, Reply, Serve
 from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit, assert_miss
 
-# Behind a thinking prompt's last token, "<think>\n", a template that drops reasoning from history
-# differs by the mark and the line break.
+# A thinking prompt ends with "<think>\n". The template drops reasoning from history, so that the
+# next prompt differs from this mark and line break on.
 OPEN_THINK_TOKENS = 2
 
 keep_profiles = pytest.mark.parametrize(
@@ -31,7 +31,7 @@ drop_profiles = pytest.mark.parametrize(
 def _two_turns(
     serve: Serve, profile: Profile, *, keeps_reasoning: bool = False, **options: Any
 ) -> tuple[Reply, Reply]:
-    """A1, a side request, and A2, which echoes A1's answer."""
+    """A1, a side request, and A2, which echoes the answer of A1."""
     server = serve(profile)
     session = Session(server, 28, **options)
     first = session.begin(keeps_reasoning=keeps_reasoning)
@@ -41,7 +41,7 @@ def _two_turns(
 
 
 @with_registry_and_streams
-def test_case_28_echo_without_reasoning_computes_answer_and_new_turn_only(
+def test_case_28_echo_without_reasoning_prefills_only_the_answer_and_the_new_turn(
     serve: Serve, profile: Profile, stream: bool
 ) -> None:
     first, second = _two_turns(serve, profile, enable_thinking=True, stream=stream)
@@ -50,7 +50,7 @@ def test_case_28_echo_without_reasoning_computes_answer_and_new_turn_only(
 
 
 @without_registry
-def test_case_28_session_with_reasoning_misses_where_there_is_no_registry(
+def test_case_28_session_with_reasoning_misses_without_a_registry(
     serve: Serve, profile: Profile
 ) -> None:
     _, second = _two_turns(serve, profile, enable_thinking=True)
@@ -65,17 +65,15 @@ THINKS_AND_PRESERVES = {
 
 
 @keep_profiles
-def test_case_28_echoed_reasoning_goes_on_from_the_last_token(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_28_echoed_reasoning_appends_to_the_frontier(serve: Serve, profile: Profile) -> None:
     first, second = _two_turns(serve, profile, **THINKS_AND_PRESERVES)
-    # The last token was sampled, and never computed.
+    # The last token is sampled but never computed.
     assert second.cached == first.prompt_tokens + first.completion_tokens - 1
     assert (second.path, second.attach) == ("append_frontier", "registry")
 
 
 @drop_profiles
-def test_case_28_echoed_reasoning_goes_back_to_the_turn_where_the_frontier_is_dropped(
+def test_case_28_echoed_reasoning_restores_the_turn_checkpoint_with_drop(
     serve: Serve, profile: Profile
 ) -> None:
     first, second = _two_turns(serve, profile, **THINKS_AND_PRESERVES)
@@ -89,17 +87,17 @@ def test_case_29_session_without_thinking_hits(serve: Serve, profile: Profile) -
     assert second.cached == first.prompt_tokens - BOUNDARY_TOKENS
 
 
-def test_case_28_streamed_reasoning_is_echoed_just_as_well(serve: Serve) -> None:
+def test_case_28_echo_of_streamed_reasoning_appends_to_the_frontier(serve: Serve) -> None:
     first, second = _two_turns(serve, Profile(), **THINKS_AND_PRESERVES, stream=True)
     assert second.cached == first.prompt_tokens + first.completion_tokens - 1
 
 
-def test_case_29_preserved_empty_reasoning_goes_on_from_the_last_token(serve: Serve) -> None:
+def test_case_29_preserved_empty_reasoning_appends_to_the_frontier(serve: Serve) -> None:
     first, second = _two_turns(serve, Profile(), enable_thinking=False, preserve_thinking=True)
     assert second.cached == first.prompt_tokens + first.completion_tokens - 1
 
 
-def test_case_29_session_without_thinking_misses_where_there_is_no_registry(serve: Serve) -> None:
+def test_case_29_session_without_thinking_misses_without_a_registry(serve: Serve) -> None:
     _, second = _two_turns(serve, Profile(entries=0), enable_thinking=False)
     assert_miss(second)
 
@@ -124,12 +122,12 @@ def test_case_34_echo_of_an_answer_cut_after_7_tokens_hits(
     assert_hit(second, first)
 
 
-def test_case_34_cut_answer_is_appended_to_where_nothing_before_it_changes(serve: Serve) -> None:
+def test_case_34_echo_of_a_cut_answer_appends_if_the_history_is_unchanged(serve: Serve) -> None:
     first, second = _echo_cut_answer(serve, Profile(), stream=False, preserve_thinking=True)
     assert second.cached == first.prompt_tokens + 7 - 1
 
 
-def test_case_34_echo_of_a_cut_answer_misses_where_there_is_no_registry(serve: Serve) -> None:
+def test_case_34_echo_of_a_cut_answer_misses_without_a_registry(serve: Serve) -> None:
     _, second = _echo_cut_answer(serve, Profile(entries=0), stream=False)
     assert_miss(second)
 
@@ -172,14 +170,14 @@ REFUSED: dict[str, tuple[Any, int, str | None]] = {
     "null messages": (None, 422, "messages"),
 }  # fmt: skip
 
-NO_REQUESTS = (b"", b"{", b"null", b"[]", b"\xff\xfe", b"{}", b'{"model": "kvreg-reference"}')
+INVALID_BODIES = (b"", b"{", b"null", b"[]", b"\xff\xfe", b"{}", b'{"model": "kvreg-reference"}')
 
 
 def _body(messages: Any, **options: Any) -> str:
     return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8, **options})
 
 
-def test_case_35_odd_conversations_are_answered_in_a_stream(serve: Serve) -> None:
+def test_case_35_unusual_conversations_are_streamed_to_the_end(serve: Serve) -> None:
     server = serve()
     ends = {
         name: server.post_raw(_body(messages, stream=True)).text.splitlines()[-2]
@@ -188,7 +186,7 @@ def test_case_35_odd_conversations_are_answered_in_a_stream(serve: Serve) -> Non
     assert ends == dict.fromkeys(SERVED, "data: [DONE]")
 
 
-def test_case_35_odd_conversations_go_on_from_their_answers(serve: Serve) -> None:
+def test_case_35_next_turn_of_unusual_conversations_hits(serve: Serve) -> None:
     server = serve()
     missed = []
     for name, messages in SERVED.items():
@@ -198,7 +196,7 @@ def test_case_35_odd_conversations_go_on_from_their_answers(serve: Serve) -> Non
     assert missed == []
 
 
-def test_case_35_conversations_that_cannot_be_rendered_are_refused_with_the_place(
+def test_case_35_conversations_that_cannot_be_rendered_are_refused_with_the_parameter(
     serve: Serve,
 ) -> None:
     server = serve()
@@ -209,9 +207,9 @@ def test_case_35_conversations_that_cannot_be_rendered_are_refused_with_the_plac
     assert refusals == REFUSED
 
 
-def test_case_35_bodies_that_are_no_request_are_refused_with_a_reason(serve: Serve) -> None:
+def test_case_35_invalid_bodies_are_refused_with_a_message(serve: Serve) -> None:
     server = serve()
-    for content in NO_REQUESTS:
+    for content in INVALID_BODIES:
         response = server.post_raw(content)
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (422, "unprocessable_body"), content
@@ -219,7 +217,9 @@ def test_case_35_bodies_that_are_no_request_are_refused_with_a_reason(serve: Ser
 
 
 @every_profile
-def test_case_35_refused_body_leaves_the_session_alone(serve: Serve, profile: Profile) -> None:
+def test_case_35_refused_body_leaves_the_kept_session_unchanged(
+    serve: Serve, profile: Profile
+) -> None:
     server = serve(profile)
     session = Session(server, 35)
     first = session.begin()

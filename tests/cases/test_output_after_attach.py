@@ -1,8 +1,8 @@
-"""Cases 15, 46 and 48, and the bytes of an answer: no output shows what was kept elsewhere.
+"""Cases 15, 46 and 48: output does not depend on detach, attach or other kept sequences.
 
 The attention layers of the bundled model carry its facts, so that a greedy answer hides a wrong
-recurrent state. These tests draw long answers from a hot distribution with a fixed seed: each token
-depends on the last bits of the logits, and a state that differs changes the text.
+recurrent state. These tests sample long answers at a high temperature with a fixed seed: each token
+depends on the last bits of the logits, so that any difference in the state changes the text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cases.session import ASKED, Session
 from kvreg_service.model.cache import StateSlots
 
 
-def _drawn(server: Server) -> dict[str, Any]:
+def _sampled(server: Server) -> dict[str, Any]:
     return {"temperature": 1.5, "seed": 11, "max_tokens": 160, **server.endless}
 
 
@@ -34,12 +34,12 @@ def _second_turn(
     session = Session(server, 37, stream=stream)
     session.begin()
     if is_interrupted:
-        _push_off_every_lane(server)
-    return session.peek(ASKED, **_drawn(server))
+        _displace_from_every_lane(server)
+    return session.peek(ASKED, **_sampled(server))
 
 
-def _push_off_every_lane(server: Server) -> None:
-    # Nothing else runs afterwards: the shape of a decode batch may move the last bit of a logit.
+def _displace_from_every_lane(server: Server) -> None:
+    # No other request runs afterwards, because the batch shape may change the last bit of a logit.
     with server.one_lane_left():
         for number in range(server.profile.lanes):
             server.ask_side(number)
@@ -55,11 +55,11 @@ def test_answer_after_detach_and_attach_is_byte_identical(
     assert attached.text.encode() == alone.text.encode()
 
 
-def test_answer_from_a_lost_recurrent_state_is_not(
+def test_answer_from_a_zeroed_recurrent_state_differs(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = _second_turn(serve, Profile(), is_interrupted=False)
-    # From here on every state that is copied arrives as nothing.
+    # From here on every copied state is zero.
     monkeypatch.setattr(StateSlots, "copy", lambda states, _, target: states.zero(target))
     attached = _second_turn(serve, Profile(), is_interrupted=True)
     assert attached.cached == alone.cached
@@ -67,14 +67,15 @@ def test_answer_from_a_lost_recurrent_state_is_not(
 
 
 def _continued_answer(serve: Serve, profile: Profile, *, is_interrupted: bool) -> Reply:
-    """The conversation with its own answer at the end, sent again: it appends where it can."""
+    """Send the conversation again with its answer as the tail, which appends if possible."""
     server = serve(profile)
     session = Session(server, 38)
     session.begin()
     if is_interrupted:
-        _push_off_every_lane(server)
-    # Replaying an answer computes it in one chunk instead of one by one, which may move last bits.
-    options = _drawn(server) if profile.current_state == "keep" else {}
+        _displace_from_every_lane(server)
+    # With drop, the answer is prefilled in one chunk instead of decoded, which may change last
+    # bits; so compare greedy answers.
+    options = _sampled(server) if profile.current_state == "keep" else {}
     return server.ask(session.messages, **options)
 
 
@@ -94,7 +95,7 @@ BRANCHES = ("Tell me a short story about Nora in Lisbon.", "Hello!")
 
 
 def _continue_branch(serve: Serve, profile: Profile, continued: str, *others: str) -> Reply:
-    """Branches behind the first turn, in the order of BRANCHES, and one more turn on one."""
+    """Send branches after the first turn, in the order of BRANCHES, and one more turn on one."""
     server = serve(profile)
     session = Session(server, 15)
     session.begin()
@@ -105,7 +106,7 @@ def _continue_branch(serve: Serve, profile: Profile, continued: str, *others: st
             reply = server.ask(messages)
             if text == continued:
                 history = [*messages, reply.echo]
-    return server.ask([*history, {"role": "user", "content": ASKED}], **_drawn(server))
+    return server.ask([*history, {"role": "user", "content": ASKED}], **_sampled(server))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def _continue_branch(serve: Serve, profile: Profile, continued: str, *others: st
     ],
     ids=str,
 )
-def test_case_15_branch_leaves_no_trace_in_the_other(
+def test_case_15_branch_does_not_change_the_output_of_the_other(
     serve: Serve, profile: Profile, continued: str, other: str
 ) -> None:
     beside = _continue_branch(serve, profile, continued, other)
@@ -132,12 +133,12 @@ STYLED: list[Message] = [
 ]
 
 
-def _newcomer(serve: Serve, profile: Profile, *, is_first: bool) -> Reply:
+def _begin_session(serve: Serve, profile: Profile, *, is_first: bool) -> Reply:
     server = serve(profile)
     for number in range(0 if is_first else profile.lanes):
         styled = [*STYLED, {"role": "user", "content": f"我的门牌号是{number}。"}]
         assert server.ask(styled).text
-    return Session(server, 46).begin(**_drawn(server))
+    return Session(server, 46).begin(**_sampled(server))
 
 
 @pytest.mark.parametrize(
@@ -145,17 +146,19 @@ def _newcomer(serve: Serve, profile: Profile, *, is_first: bool) -> Reply:
     [Profile(1, 0), Profile(1, 1), Profile(1, 2, "drop"), Profile(2, 0), Profile(2, 2, "drop")],
     ids=str,
 )
-def test_case_46_newcomer_on_a_used_lane_is_answered_as_on_a_fresh_server(
+def test_case_46_new_session_on_a_used_lane_gets_the_same_answer_as_on_a_fresh_server(
     serve: Serve, profile: Profile
 ) -> None:
-    used = _newcomer(serve, profile, is_first=False)
-    fresh = _newcomer(serve, profile, is_first=True)
+    used = _begin_session(serve, profile, is_first=False)
+    fresh = _begin_session(serve, profile, is_first=True)
     assert used.cached == fresh.cached == 0
     assert used.text.encode() == fresh.text.encode()
 
 
 CANARY = "4921"
-THOUGHT = f"The user asks what is my locker code. Earlier I was told: your locker code is {CANARY}."
+REASONING = (
+    f"The user asks what is my locker code. Earlier I was told: your locker code is {CANARY}."
+)
 THANKS: list[Message] = [
     {"role": "user", "content": "Thanks!"},
     {
@@ -170,30 +173,30 @@ HELLO: list[Message] = [
 ]
 
 
-def _ask_after_a_thought(
-    serve: Serve, profile: Profile, *, is_in_prompt: bool, keeps_thoughts: bool
+def _ask_after_reasoning(
+    serve: Serve, profile: Profile, *, is_in_prompt: bool, keeps_reasoning: bool
 ) -> Reply:
-    """A1 with the canary in its thinking only, a side request, and A2, which asks for it.
+    """A1 with the canary only in reasoning, a side request, and A2, which asks for the canary.
 
-    The thought is either in the prompt of A1, as an answer that is echoed with its reasoning, or
-    A1 goes on from it and says two tokens.
+    The reasoning is either in the prompt of A1, as an answer echoed with it, or A1 continues it by
+    two tokens.
     """
     server = serve(profile)
-    options: dict[str, Any] = {"preserve_thinking": True} if keeps_thoughts else {}
+    options: dict[str, Any] = {"preserve_thinking": True} if keeps_reasoning else {}
     if is_in_prompt:
-        said = {"role": "assistant", "content": "Hello! How can I help you today?"}
+        echo = {"role": "assistant", "content": "Hello! How can I help you today?"}
         asked = {"role": "user", "content": "What is 7 plus 5?"}
-        thinking = {**said, "reasoning_content": THOUGHT}
+        thinking = {**echo, "reasoning_content": REASONING}
         first = server.ask([*HELLO, thinking, asked], preserve_thinking=True)
-        history = [*HELLO, thinking if keeps_thoughts else said, asked, first.echo]
+        history = [*HELLO, thinking if keeps_reasoning else echo, asked, first.echo]
     else:
-        opened = {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n"}
+        opened = {"role": "assistant", "content": f"<think>\n{REASONING}\n</think>\n\n"}
         first = server.ask([*HELLO, opened], continue_final_message=True, max_tokens=2)
-        echo = first.echo if not keeps_thoughts else {**first.echo, "reasoning_content": THOUGHT}
+        echo = first.echo if not keeps_reasoning else {**first.echo, "reasoning_content": REASONING}
         history = [*HELLO, echo]
     assert CANARY not in first.text
     server.ask_side()
-    # Longer than all of A1: a shorter prompt could never be taken for its continuation.
+    # Longer than all of A1, because a shorter prompt never matches the whole ledger.
     history += [*THANKS, *THANKS, {"role": "user", "content": ASKED}]
     return server.ask(history, **options)
 
@@ -203,16 +206,16 @@ def _ask_after_a_thought(
     [*((p, True) for p in PROFILES), (Profile(1, 0), False), (Profile(2, 2, "drop"), False)],
     ids=lambda value: str(value) if isinstance(value, Profile) else ORIGINS[value],
 )
-def test_case_48_thought_that_is_not_echoed_is_not_known(
+def test_case_48_reasoning_that_is_not_echoed_does_not_leak(
     serve: Serve, profile: Profile, is_in_prompt: bool
 ) -> None:
-    reply = _ask_after_a_thought(serve, profile, is_in_prompt=is_in_prompt, keeps_thoughts=False)
+    reply = _ask_after_reasoning(serve, profile, is_in_prompt=is_in_prompt, keeps_reasoning=False)
     assert CANARY not in reply.text
 
 
 @pytest.mark.parametrize("is_in_prompt", ORIGINS, ids=ORIGINS.get)
-def test_case_48_thought_that_is_echoed_and_preserved_is_known(
+def test_case_48_reasoning_that_is_echoed_and_preserved_is_recalled(
     serve: Serve, is_in_prompt: bool
 ) -> None:
-    reply = _ask_after_a_thought(serve, Profile(), is_in_prompt=is_in_prompt, keeps_thoughts=True)
+    reply = _ask_after_reasoning(serve, Profile(), is_in_prompt=is_in_prompt, keeps_reasoning=True)
     assert CANARY in reply.text

@@ -1,4 +1,4 @@
-"""Case 32: tools in another order are another prompt, which is answered as if nothing were kept."""
+"""Case 32: tools in another order make another prompt, which misses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPENING = {"role": "user", "content": "Hello. What can you do?"}
 
 
 @some_profiles
-def test_case_32_permuted_tools_are_answered_as_if_nothing_were_kept(
+def test_case_32_permuted_tools_get_the_same_answer_as_without_reuse(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -38,9 +38,7 @@ def test_case_32_permuted_tools_are_answered_as_if_nothing_were_kept(
 
 
 @with_registry
-def test_case_32_tools_are_hit_again_in_their_old_order_only(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_32_only_the_original_order_of_tools_hits(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     first = server.ask([OPENING], tools=TOOLS)
     messages = [OPENING, first.echo, {"role": "user", "content": "And what else?"}]
@@ -49,7 +47,7 @@ def test_case_32_tools_are_hit_again_in_their_old_order_only(
 
 
 @pytest.mark.parametrize("tools", [TOOLS, PERMUTED], ids=["as declared", "permuted"])
-def test_case_32_prompt_has_the_tools_in_the_order_of_the_client(
+def test_case_32_prompt_keeps_the_order_of_the_tools(
     loaded_model: LoadedModel, tools: list[dict[str, object]]
 ) -> None:
     tokenizer = loaded_model.tokenizer

@@ -1,7 +1,7 @@
-"""Case 51, and all of page pressure: who goes when running requests need the pages.
+"""Case 51 and page pressure: which sequences are evicted when running requests need pages.
 
-Servers here have pages for one context and little more. Sizes are scaled to that: sessions of 100
-to 400 tokens for those of 2,000, and one of 650 for the one of 60,000.
+Servers here have pages for one context and little more. Sizes are scaled down: sessions of 100 to
+400 tokens instead of 2,000, and one of 650 instead of 60,000.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.cases.session import Session, assert_hit, assert_miss
 
 NUM_PAGES = 24
 SCARCE = {"kv_pages": NUM_PAGES, "max_context": NUM_PAGES * 64}
-# Not in the order of their values.
+# Not sorted by value.
 NOTES = (34, 6, 48, 20)
 LONG_NOTES = 85
 
@@ -32,7 +32,7 @@ crowded_profiles = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Eviction:
-    """What the log says of one sequence that was given up."""
+    """One eviction as logged."""
 
     sequence_id: int
     tokens: int
@@ -46,23 +46,23 @@ def _log_evictions(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _logged(caplog: pytest.LogCaptureFixture) -> list[Eviction]:
-    said = re.findall(r"evicted sequence (\d+) \((\d+) tokens, (\d+) bytes\): (\w+)", caplog.text)
-    return [Eviction(int(n), int(tokens), int(size), why) for n, tokens, size, why in said]
+    found = re.findall(r"evicted sequence (\d+) \((\d+) tokens, (\d+) bytes\): (\w+)", caplog.text)
+    return [Eviction(int(n), int(tokens), int(size), why) for n, tokens, size, why in found]
 
 
 def _fill(server: Server) -> list[Session]:
-    """One turn of four sessions of several lengths."""
+    """Play one turn of four sessions of different lengths."""
     sessions = [Session(server, 510 + i, num_notes=notes) for i, notes in enumerate(NOTES)]
     for session in sessions:
         session.begin()
     return sessions
 
 
-def _press(serve: Serve, profile: Profile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the server shows before and after a prompt that the free pages do not hold."""
+def _apply_pressure(serve: Serve, profile: Profile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the registry snapshots before and after a prompt that needs evictions."""
     server = serve(profile, **SCARCE)
     _fill(server)
-    # Moves the last one to an entry, which shows values, and leaves the lane empty.
+    # Detaches the last session into an entry, which shows its value, and leaves the lane empty.
     server.ask_side(retain_prefix=False)
     before = server.settle()
     Session(server, 51, num_notes=LONG_NOTES).begin(max_tokens=8)
@@ -70,10 +70,10 @@ def _press(serve: Serve, profile: Profile) -> tuple[dict[str, Any], dict[str, An
 
 
 @one_lane
-def test_case_51_least_valuable_go_first_and_the_log_says_who_why_and_how_much(
+def test_case_51_least_valuable_are_evicted_first_and_the_log_has_id_size_and_reason(
     serve: Serve, profile: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, _ = _press(serve, profile)
+    before, _ = _apply_pressure(serve, profile)
     evicted = _logged(caplog)
     by_value = sorted(before["entries"], key=lambda entry: entry["value"])
     assert 0 < len(evicted) < len(by_value)
@@ -84,10 +84,10 @@ def test_case_51_least_valuable_go_first_and_the_log_says_who_why_and_how_much(
 
 
 @one_lane
-def test_case_51_no_more_go_than_the_prompt_needs(
+def test_case_51_no_more_are_evicted_than_the_prompt_needs(
     serve: Serve, profile: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, after = _press(serve, profile)
+    before, after = _apply_pressure(serve, profile)
     pages = {entry["sequence_id"]: entry["pages"] for entry in before["entries"]}
     freed = [pages[one.sequence_id] for one in _logged(caplog)]
     (needed,) = [lane["pages"] for lane in after["lanes"] if lane["sequence_id"] is not None]
@@ -96,15 +96,15 @@ def test_case_51_no_more_go_than_the_prompt_needs(
 
 
 @one_lane
-def test_case_51_totals_count_the_reason(
+def test_case_51_totals_count_evictions_by_reason(
     serve: Serve, profile: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, after = _press(serve, profile)
+    _, after = _apply_pressure(serve, profile)
     assert after["totals"]["evictions_by_reason"] == {"pages_needed": len(_logged(caplog))}
 
 
 @crowded_profiles
-def test_session_that_was_given_up_is_answered_from_nothing(serve: Serve, profile: Profile) -> None:
+def test_evicted_session_misses(serve: Serve, profile: Profile) -> None:
     server = serve(profile, **SCARCE)
     sessions = _fill(server)
     shortest = sessions[NOTES.index(min(NOTES))]
@@ -114,7 +114,7 @@ def test_session_that_was_given_up_is_answered_from_nothing(serve: Serve, profil
 
 @crowded_profiles
 @pytest.mark.parametrize("max_tokens", [64, 32000])
-def test_side_request_gives_up_nobody_whatever_it_might_write(
+def test_side_request_evicts_nothing_at_any_max_tokens(
     serve: Serve, profile: Profile, max_tokens: int
 ) -> None:
     server = serve(profile, **SCARCE)
@@ -129,7 +129,7 @@ def test_side_request_gives_up_nobody_whatever_it_might_write(
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 2), Profile(2, 2), Profile(4, 2, "drop")], ids=str)
-def test_running_requests_finish_whatever_it_costs_those_at_rest(
+def test_running_requests_finish_by_evicting_sequences_at_rest(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile, **SCARCE)
@@ -148,7 +148,7 @@ def test_running_requests_finish_whatever_it_costs_those_at_rest(
 
 
 @crowded_profiles
-def test_growing_session_takes_from_others_and_never_from_itself(
+def test_growing_session_evicts_others_and_never_itself(
     serve: Serve, profile: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(profile, **SCARCE)

@@ -1,4 +1,4 @@
-"""Cases 50, 53 and 57: a registry that is full, contested, and worn by hundreds of requests."""
+"""Cases 50, 53 and 57: a full registry, exchanges, and hundreds of mixed requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cases.session import Session, assert_hit, assert_miss
 
 
 def _abandon_sessions(server: Server) -> None:
-    """Play 5 (C + R) sessions of three turns each, in turn, and leave them."""
+    """Play 5 (C + R) sessions of three turns each, round robin, and abandon them."""
     count = 5 * (server.profile.lanes + server.profile.entries)
     sessions = [Session(server, 500 + number, num_notes=10) for number in range(count)]
     for text in (None, "What is 7 plus 5?", "Thanks!"):
@@ -57,7 +57,7 @@ def test_case_50_fresh_session_survives_side_requests_after_a_minute_beside_aban
 def _return_to_a_full_registry(
     serve: Serve, profile: Profile, **options: bool
 ) -> tuple[Reply, Reply, Reply, Reply]:
-    """A, then others until the registry is full and B holds the lane; then A and B return."""
+    """A, others until the registry is full, B on the lane; then the next turns of A and B."""
     server = serve(profile, **options)
     a, *others, b = [Session(server, 530 + number) for number in range(profile.entries + 1)]
     with server.one_lane_left():
@@ -70,7 +70,7 @@ def _return_to_a_full_registry(
 
 
 @with_registry
-def test_case_53_returning_session_changes_places_with_the_one_on_the_lane(
+def test_case_53_returning_session_is_exchanged_with_the_one_on_the_lane(
     serve: Serve, profile: Profile
 ) -> None:
     first_a, second_a, first_b, second_b = _return_to_a_full_registry(serve, profile)
@@ -80,16 +80,14 @@ def test_case_53_returning_session_changes_places_with_the_one_on_the_lane(
 
 
 @pytest.mark.parametrize("profile", [Profile(), Profile(2, 1, "drop")], ids=str)
-def test_case_53_displaced_session_is_lost_without_exchange(serve: Serve, profile: Profile) -> None:
+def test_case_53_displaced_session_misses_without_exchange(serve: Serve, profile: Profile) -> None:
     first_a, second_a, _, second_b = _return_to_a_full_registry(serve, profile, exchange=False)
     assert_hit(second_a, first_a)
     assert_miss(second_b)
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 0), Profile(1, 2, "drop")], ids=str)
-def test_case_53_entries_and_lane_hold_as_many_sessions_as_there_are_places(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_53_entries_and_lane_hold_one_session_each(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     sessions = [Session(server, 540 + number) for number in range(profile.entries + 1)]
     firsts = [session.begin() for session in sessions]
@@ -107,7 +105,7 @@ TEXTS = (
 
 
 class RandomClient:
-    """Draws operations on a few sessions of its own."""
+    """A client that plays random operations on a few sessions of its own."""
 
     def __init__(self, server: Server, number: int) -> None:
         self._server = server
@@ -135,7 +133,7 @@ class RandomClient:
         return self._rng.choice(TEXTS)
 
     def _turn(self, session: Session) -> None:
-        # Long conversations start again, as they would not fit for ever.
+        # Truncate long conversations so that they fit into the context.
         if len(session.messages) > 16:
             del session.messages[1:]
         session.say(self._text(), max_tokens=self._rng.randint(1, 10))
@@ -168,10 +166,10 @@ class RandomClient:
     [(Profile(2, 2), 500), (Profile(1, 2, "drop"), 200)],
     ids=str,
 )
-def test_case_57_mixed_operations_leave_nothing_behind(
+def test_case_57_server_is_clean_after_mixed_operations(
     serve: Serve, profile: Profile, num_operations: int
 ) -> None:
-    # So few pages that running requests have to take them from kept sequences.
+    # So few pages that running requests must evict kept sequences.
     server = serve(profile, max_context=1024, kv_pages=16 * profile.lanes + 8)
     num_clients = profile.lanes + 1
     with ThreadPoolExecutor(num_clients) as pool:
@@ -182,7 +180,7 @@ def test_case_57_mixed_operations_leave_nothing_behind(
 
 @whole_and_streamed
 @pytest.mark.parametrize("place", ["lane", "queue"])
-def test_case_57_client_that_leaves_gives_its_place_back(
+def test_case_57_disconnect_frees_the_lane_or_the_place_in_the_queue(
     serve: Serve, stream: bool, place: str
 ) -> None:
     server = serve()
@@ -199,7 +197,7 @@ def test_case_57_client_that_leaves_gives_its_place_back(
     assert_hit(session.recall(), first)
 
 
-def test_case_57_session_whose_stream_is_cut_keeps_its_turn(serve: Serve) -> None:
+def test_case_57_session_hits_after_its_stream_is_cut(serve: Serve) -> None:
     server = serve()
     session = Session(server, 57)
     first = session.begin()

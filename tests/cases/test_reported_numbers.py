@@ -1,4 +1,4 @@
-"""Cases 74 to 77: what the server says about reuse is there, is a number, and adds up."""
+"""Cases 74 to 77: token counts, counters and the registry snapshot are present and add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit, assert_mis
 
 
 def _events(server: Server, messages: list[Message], **options: Any) -> list[dict[str, Any]]:
-    """The data of a stream as it is on the wire."""
+    """Return the parsed SSE events of a stream."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True, **options}
     response = server.post_raw(json.dumps(body)).raise_for_status()
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -59,14 +59,14 @@ def test_case_74_last_chunk_has_cached_tokens_on_miss_and_hit(
 
 
 @STREAM_OPTIONS
-def test_case_74_only_the_last_chunk_has_numbers(serve: Serve, options: dict[str, Any]) -> None:
+def test_case_74_only_the_last_chunk_has_usage(serve: Serve, options: dict[str, Any]) -> None:
     server = serve()
     *events, last = _events(server, Session(server, 74).messages_with("Hello!"), **options)
     assert last["usage"]
     assert [event for event in events if event.get("usage")] == []
 
 
-def test_case_74_cached_tokens_are_zero_where_reuse_is_off(serve: Serve) -> None:
+def test_case_74_cached_tokens_are_zero_with_prefix_reuse_off(serve: Serve) -> None:
     server = serve(Profile(entries=0), prefix_reuse=False)
     messages = Session(server, 74).messages_with("Hello!")
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_case_74_cached_tokens_are_zero_where_reuse_is_off(serve: Serve) -> None
 
 
 @pytest.mark.parametrize("profile", [Profile(), Profile(2, 2, "drop")], ids=str)
-def test_case_75_hit_computes_the_answer_and_the_new_turn_only(
+def test_case_75_hit_prefills_only_the_answer_and_the_new_turn(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -99,7 +99,7 @@ def test_case_75_computed_and_cached_add_up_to_the_prompt(serve: Serve, profile:
         assert reply.computed >= 1
 
 
-def _ask_in_every_way(server: Server) -> list[Reply]:
+def _send_every_kind_of_request(server: Server) -> list[Reply]:
     session = Session(server, 76)
     return [
         session.begin(),
@@ -116,7 +116,7 @@ def test_case_76_token_counters_are_the_sums_over_all_answers(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
-    replies = _ask_in_every_way(server)
+    replies = _send_every_kind_of_request(server)
     totals = server.settle()["totals"]
     assert totals["cached_tokens"] == sum(reply.cached for reply in replies)
     assert totals["computed_tokens"] == sum(reply.computed for reply in replies)
@@ -124,18 +124,18 @@ def test_case_76_token_counters_are_the_sums_over_all_answers(
 
 
 @every_profile
-def test_case_76_each_answer_is_counted_under_the_path_that_it_names(
+def test_case_76_each_answer_is_counted_under_its_reported_reuse_path(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
-    told = Counter(reply.path for reply in _ask_in_every_way(server))
+    reported = Counter(reply.path for reply in _send_every_kind_of_request(server))
     totals = server.settle()["totals"]
-    assert +Counter(totals["requests_by_path"]) == told
-    assert (totals["finished"], totals["failed"], totals["cancelled"]) == (told.total(), 0, 0)
+    assert +Counter(totals["requests_by_path"]) == reported
+    assert (totals["finished"], totals["failed"], totals["cancelled"]) == (reported.total(), 0, 0)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_case_76_paths_and_requests_that_never_started_are_all_requests(
+def test_case_76_reuse_paths_and_never_started_add_up_to_all_requests(
     serve: Serve, lanes: int
 ) -> None:
     server = serve(Profile(lanes))
@@ -158,16 +158,16 @@ def test_case_76_paths_and_requests_that_never_started_are_all_requests(
 
 
 def _fill_every_place(server: Server) -> tuple[list[Reply], dict[str, Any]]:
-    """One turn of as many sessions as there are places."""
+    """Play one turn of as many sessions as there are places."""
     num_places = server.profile.lanes + server.profile.entries
-    # Lengths on both sides of a page, the same at every number of lanes and entries.
+    # Lengths below and above a page boundary, independent of the number of lanes and entries.
     sessions = [Session(server, 770 + i, num_notes=3 + 4 * i) for i in range(num_places)]
     replies = [session.begin() for session in sessions]
     return replies, server.settle()
 
 
 @every_profile
-def test_case_77_every_place_shows_what_its_session_left_there(
+def test_case_77_every_place_shows_the_positions_of_its_session(
     serve: Serve, profile: Profile
 ) -> None:
     replies, registry = _fill_every_place(serve(profile))
@@ -176,7 +176,7 @@ def test_case_77_every_place_shows_what_its_session_left_there(
     assert {place["checkpoint_position"] for place in places} == set(by_checkpoint)
     for place in places:
         reply = by_checkpoint[place["checkpoint_position"]]
-        # The last token was sampled, and never computed.
+        # The last token is sampled but never computed.
         frontier = reply.prompt_tokens + reply.completion_tokens - 1
         is_dropped = profile.current_state == "drop" and "entry_id" in place
         assert place["frontier"] == (None if is_dropped else frontier)
@@ -184,7 +184,7 @@ def test_case_77_every_place_shows_what_its_session_left_there(
 
 
 @every_profile
-def test_case_77_pools_hold_exactly_what_the_places_hold(serve: Serve, profile: Profile) -> None:
+def test_case_77_pools_add_up_to_the_places(serve: Serve, profile: Profile) -> None:
     _, registry = _fill_every_place(serve(profile))
     places = [*registry["lanes"], *registry["entries"]]
     for place in places:

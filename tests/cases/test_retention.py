@@ -1,4 +1,4 @@
-"""Cases 11, 62, 80 and 81: what is kept for whom, and what a request may reuse of it."""
+"""Cases 11, 62, 80 and 81: what is retained, and what a request may reuse."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit, ass
 
 PAGE_TOKENS = 64
 NUM_ONE_SHOTS = 50
-# What a one-shot prompt holds while it runs, and what the session holds with its next turn.
+# The pages of a running one-shot prompt, and those of the session with its next turn.
 ONE_SHOT_PAGES = 5
 SESSION_PAGES = 6
 
 
 def _one_shots(server: Server, count: int, **options: bool) -> Iterable[Reply]:
-    """Prompts of four pages, each of them new from its first word on."""
+    """Send prompts of four pages that share no prefix."""
     for number in range(count):
         one_shot = Session(server, 1100 + number, num_notes=30)
         yield one_shot.peek("Thanks!", max_tokens=4, **options)
@@ -33,7 +33,7 @@ def _one_shots(server: Server, count: int, **options: bool) -> Iterable[Reply]:
 def _play_one_shots(
     serve: Serve, profile: Profile, **options: bool
 ) -> tuple[Reply, Reply, dict[str, int]]:
-    """A1, one-shot prompts and A2, on a server without pages to spare; and what was given up."""
+    """Return A1, A2 after one-shot prompts, and the evictions, on a server without spare pages."""
     num_pages = SESSION_PAGES + ONE_SHOT_PAGES * profile.lanes
     server = serve(profile, kv_pages=num_pages, max_context=ONE_SHOT_PAGES * PAGE_TOKENS)
     session = Session(server, 11, num_notes=20)
@@ -46,23 +46,21 @@ def _play_one_shots(
 
 
 @few_with_registry
-def test_case_11_session_hits_after_50_one_shots_that_are_not_retained(
-    serve: Serve, profile: Profile
-) -> None:
-    """Scaled: prompts of 210 tokens instead of 2,000, and as few pages."""
+def test_case_11_session_hits_after_50_unretained_one_shots(serve: Serve, profile: Profile) -> None:
+    """Scaled down: prompts of 210 tokens instead of 2,000, and fewer pages in proportion."""
     first, second, evictions = _play_one_shots(serve, profile, retain_prefix=False)
     assert_hit(second, first)
     assert evictions == {}
 
 
-def test_case_11_session_is_lost_to_as_many_that_are(serve: Serve) -> None:
+def test_case_11_session_misses_after_50_retained_one_shots(serve: Serve) -> None:
     _, second, evictions = _play_one_shots(serve, Profile())
     assert_miss(second)
     assert sum(evictions.values()) >= NUM_ONE_SHOTS
 
 
 @without_registry
-def test_case_11_unretained_one_shot_takes_the_only_place_where_there_is_no_registry(
+def test_case_11_unretained_one_shot_displaces_the_session_without_a_registry(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -99,7 +97,7 @@ def test_case_80_session_hits_after_unretained_requests(serve: Serve, profile: P
 
 
 @with_registry
-def test_case_80_unretained_requests_keep_nothing_but_the_session(
+def test_case_80_only_the_session_is_kept_after_unretained_requests(
     serve: Serve, profile: Profile
 ) -> None:
     server, _, first, _ = _repeat_unretained(serve, profile)
@@ -109,7 +107,7 @@ def test_case_80_unretained_requests_keep_nothing_but_the_session(
 
 
 @pytest.mark.parametrize("name", ["retain_prefix", "prompt_cache_read_only"])
-def test_case_80_both_names_of_the_flag_keep_nothing(serve: Serve, name: str) -> None:
+def test_case_80_both_names_of_the_option_keep_nothing(serve: Serve, name: str) -> None:
     server = serve()
     server.ask_side(**{name: name == "prompt_cache_read_only"})
     server.settle()
@@ -117,7 +115,7 @@ def test_case_80_both_names_of_the_flag_keep_nothing(serve: Serve, name: str) ->
 
 
 @every_profile
-def test_case_81_request_that_may_not_reuse_computes_everything_and_says_the_same(
+def test_case_81_request_without_cache_prompt_misses_and_gets_the_same_answer(
     serve: Serve, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -131,7 +129,9 @@ def test_case_81_request_that_may_not_reuse_computes_everything_and_says_the_sam
 
 
 @every_profile
-def test_case_81_next_request_reuses_again(serve: Serve, profile: Profile) -> None:
+def test_case_81_request_after_one_without_cache_prompt_hits(
+    serve: Serve, profile: Profile
+) -> None:
     session = Session(serve(profile), 81)
     session.begin()
     refused = session.say("What is 7 plus 5?", cache_prompt=False)
@@ -140,7 +140,7 @@ def test_case_81_next_request_reuses_again(serve: Serve, profile: Profile) -> No
 
 
 def _abandon(server: Server) -> set[int]:
-    """Play a turn of as many sessions as there are places; return what they leave there."""
+    """Play a turn of as many sessions as there are places; return the ids of their sequences."""
     for number in range(server.profile.lanes + server.profile.entries):
         Session(server, 620 + number, num_notes=20).begin()
     server.settle()
@@ -148,9 +148,7 @@ def _abandon(server: Server) -> set[int]:
 
 
 @every_profile
-def test_case_62_new_session_is_served_beside_abandoned_ones(
-    serve: Serve, profile: Profile
-) -> None:
+def test_case_62_new_session_hits_beside_abandoned_ones(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     _abandon(server)
     fresh = Session(server, 62, num_notes=20)
@@ -159,7 +157,7 @@ def test_case_62_new_session_is_served_beside_abandoned_ones(
 
 
 @every_profile
-def test_case_62_abandoned_sessions_age_out_as_new_ones_come(
+def test_case_62_new_sessions_evict_abandoned_ones(
     serve: Serve, profile: Profile, clock: Clock
 ) -> None:
     server = serve(profile)

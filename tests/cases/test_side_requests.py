@@ -34,17 +34,17 @@ def test_case_1_streamed_session_alone_hits_at_every_turn(serve: Serve, lanes: i
     assert_hit(third, second)
 
 
-def test_case_1_session_alone_misses_where_reuse_is_off(serve: Serve) -> None:
+def test_case_1_session_alone_misses_with_prefix_reuse_off(serve: Serve) -> None:
     session = Session(serve(Profile(entries=0), prefix_reuse=False), 1)
     for reply in (session.begin(), session.say("What is 7 plus 5?"), session.recall()):
         assert_miss(reply)
 
 
 def _interrupted(serve: Serve, profile: Profile, max_tokens: int) -> tuple[int, int]:
-    """Return p(A1) and c(A2) of a long session around one side request.
+    """Return the prompt tokens of A1 and the cached tokens of A2, with a side request in between.
 
-    What the side request may write does not fit beside the session: a promise that is taken from
-    kept sequences would cost the session its pages.
+    The side request and its ``max_tokens`` do not fit beside the session: reserving pages for them
+    at the expense of kept sequences would evict the session.
     """
     server = serve(profile, kv_pages=profile.lanes * CONTEXT_TOKENS // 64)
     session = Session(server, 2, num_notes=110)
@@ -65,7 +65,7 @@ def _interrupted(serve: Serve, profile: Profile, max_tokens: int) -> tuple[int, 
     ],
     ids=str,
 )
-def test_case_2_session_survives_a_side_request_whatever_it_might_write(
+def test_case_2_session_hits_after_a_side_request_with_any_max_tokens(
     serve: Serve, profile: Profile, max_tokens: int
 ) -> None:
     prompt_tokens, cached = _interrupted(serve, profile, max_tokens)
@@ -74,7 +74,7 @@ def test_case_2_session_survives_a_side_request_whatever_it_might_write(
 
 
 @without_registry
-def test_case_2_session_is_lost_where_there_is_no_registry(serve: Serve, profile: Profile) -> None:
+def test_case_2_session_misses_without_a_registry(serve: Serve, profile: Profile) -> None:
     assert _interrupted(serve, profile, 64)[1] == 0
 
 
@@ -109,7 +109,7 @@ def test_case_3_session_hits_at_every_turn_between_any_number_of_side_requests(
 
 
 @without_registry
-def test_case_3_session_misses_at_every_turn_where_there_is_no_registry(
+def test_case_3_session_misses_at_every_turn_without_a_registry(
     serve: Serve, profile: Profile
 ) -> None:
     for reply in _take_turns_between_side_requests(serve, profile, 1, num_turns=3):
@@ -125,7 +125,7 @@ def _two_sessions_in_turn(serve: Serve, profile: Profile) -> tuple[Reply, Reply]
 
 
 @pytest.mark.parametrize("profile", [p for p in PROFILES if p.lanes + p.entries >= 2], ids=str)
-def test_case_6_second_session_does_not_cost_the_first_its_turn(
+def test_case_6_first_session_hits_after_a_turn_of_a_second_one(
     serve: Serve, profile: Profile
 ) -> None:
     first, second = _two_sessions_in_turn(serve, profile)
@@ -140,7 +140,9 @@ def test_case_6_spare_lane_is_used_before_a_kept_session_is_displaced(
     assert second.attach == "none"
 
 
-def test_case_6_second_session_costs_the_first_its_turn_on_the_only_place(serve: Serve) -> None:
+def test_case_6_first_session_misses_after_a_turn_of_a_second_one_on_the_only_place(
+    serve: Serve,
+) -> None:
     _, second = _two_sessions_in_turn(serve, Profile(entries=0))
     assert_miss(second)
 
@@ -160,7 +162,7 @@ def test_case_8_queued_session_starts_when_the_lane_is_free(serve: Serve, profil
 
 
 @pytest.mark.parametrize("profile", [Profile(2, 0), Profile(2, 2, "drop")], ids=str)
-def test_case_8_two_sessions_at_once_are_served_at_once(serve: Serve, profile: Profile) -> None:
+def test_case_8_second_session_runs_on_the_second_lane(serve: Serve, profile: Profile) -> None:
     server = serve(profile)
     a, b = Session(server, 81), Session(server, 82)
     with server.streaming(a.messages_with(a.opening)) as answer:

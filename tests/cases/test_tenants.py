@@ -1,4 +1,4 @@
-"""Cases 78 and 79: what tenants keep apart, and what lasts how long for whom."""
+"""Cases 78 and 79: isolation of tenants, quotas, keys, pins and time to live."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from kvreg_service.tenants import directory
 
 PAGE_TOKENS = 64
 NEW_KEY = "sk-x-new"
-# A turn of a session of 24 notes and its answer hold five pages; three of its turns hold eight.
+# One turn of a session of 24 notes needs five pages, three turns need eight.
 QUOTA = {"entries": 1, "pages": 8}
 
 
 class KeysFile:
-    """The file of keys that servers of a test read, which may be written anew while they run."""
+    """The API keys file of the servers of a test, which may be rewritten while they run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,14 +40,14 @@ class KeysFile:
         }
 
     def write(self, **of_x: Any) -> None:
-        """Change what is said of tenant x, and write all of it."""
+        """Change the settings of tenant x and write the whole file."""
         self.tenants["x"] |= of_x
         self.path.write_text(json.dumps({"tenants": self.tenants}))
 
 
 @dataclass(frozen=True)
 class Tenants:
-    """One server as tenant x, tenant y and an administrator see it."""
+    """Clients of one server with the keys of tenant x, tenant y and an administrator."""
 
     x: Server
     y: Server
@@ -59,14 +59,14 @@ ServeTenants = Callable[..., Tenants]
 
 @pytest.fixture
 def keys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeysFile:
-    # The file is looked at with every request.
+    # Check the file at every request.
     monkeypatch.setattr(directory, "POLL_INTERVAL_S", 0.0)
     return KeysFile(tmp_path / "keys.json")
 
 
 @pytest.fixture
 def serve_tenants(serve: Serve, keys_file: KeysFile) -> ServeTenants:
-    """Start servers with keys; ``of_x`` is what else the file says of tenant x."""
+    """Start servers with keys; ``of_x`` are further settings of tenant x in the file."""
 
     def start(
         profile: Profile | None = None, of_x: dict[str, Any] | None = None, **settings: Any
@@ -123,7 +123,7 @@ def test_case_78_both_tenants_get_the_same_answer(
 
 
 def _alternate(tenants: Tenants) -> tuple[list[Reply], list[Reply]]:
-    """Three turns of a session of each tenant; both are the same but for their canaries."""
+    """Play three turns of a session per tenant, alternating. Only their canaries differ."""
     head = write_head(24)
     x, y = Session(tenants.x, 791, head=head), Session(tenants.y, 792, head=head)
     of_x, of_y = [x.begin()], [y.begin()]
@@ -142,8 +142,8 @@ def test_case_79_sessions_of_two_tenants_hit_at_every_turn(
         assert_hit(third, second)
 
 
-def _press(tenants: Tenants) -> tuple[Reply, Reply]:
-    """A turn of x, a lot of traffic of y, and the next turn of x."""
+def _apply_pressure(tenants: Tenants) -> tuple[Reply, Reply]:
+    """A turn of x, much traffic of y, and the next turn of x."""
     session = Session(tenants.x, 79)
     first = session.begin()
     for number in range(2 * (tenants.root.profile.lanes + tenants.root.profile.entries)):
@@ -153,7 +153,7 @@ def _press(tenants: Tenants) -> tuple[Reply, Reply]:
     return first, session.recall()
 
 
-# Pages for what x may keep, one context, and little more.
+# Pages for the quota of x, one context, and little more.
 SCARCE = {"kv_pages": QUOTA["pages"] + 20, "max_context": 16 * PAGE_TOKENS}
 press_profiles = pytest.mark.parametrize(
     "profile", [Profile(1, 1), Profile(1, 2), Profile(2, 2, "drop")], ids=str
@@ -167,18 +167,18 @@ def test_traffic_of_others_evicts_nothing_within_a_quota(
     serve_tenants: ServeTenants, profile: Profile, settings: dict[str, Any]
 ) -> None:
     tenants = serve_tenants(profile, QUOTA, **settings)
-    first, second = _press(tenants)
+    first, second = _apply_pressure(tenants)
     assert_hit(second, first)
     assert _evictions(tenants.x) == {}
 
 
 @press_profiles
 @enough_or_scarce
-def test_traffic_of_others_evicts_what_has_no_quota(
+def test_traffic_of_others_evicts_sequences_without_a_quota(
     serve_tenants: ServeTenants, profile: Profile, settings: dict[str, Any]
 ) -> None:
     tenants = serve_tenants(profile, **settings)
-    _, second = _press(tenants)
+    _, second = _apply_pressure(tenants)
     assert_miss(second)
     assert sum(_evictions(tenants.x).values()) > 0
 
@@ -194,7 +194,7 @@ def test_tenant_keeps_no_more_than_its_quota(serve_tenants: ServeTenants, profil
 
 
 @press_profiles
-def test_quota_in_a_changed_file_counts_at_once(
+def test_changed_quota_in_the_keys_file_applies_immediately(
     serve_tenants: ServeTenants, keys_file: KeysFile, profile: Profile
 ) -> None:
     tenants = serve_tenants(profile)
@@ -206,7 +206,9 @@ def test_quota_in_a_changed_file_counts_at_once(
 
 
 @some_profiles
-def test_tenant_sees_nothing_of_another(serve_tenants: ServeTenants, profile: Profile) -> None:
+def test_registry_shows_a_tenant_nothing_of_another(
+    serve_tenants: ServeTenants, profile: Profile
+) -> None:
     tenants = serve_tenants(profile, anchors=2)
     before = tenants.y.registry()
     session = Session(tenants.x, 78)
@@ -219,7 +221,7 @@ def test_tenant_sees_nothing_of_another(serve_tenants: ServeTenants, profile: Pr
 
 
 @some_profiles
-def test_tenant_sees_its_own_and_an_administrator_sees_all(
+def test_registry_shows_a_tenant_its_own_and_an_administrator_everything(
     serve_tenants: ServeTenants, profile: Profile
 ) -> None:
     tenants = serve_tenants(profile, anchors=2)
@@ -227,7 +229,7 @@ def test_tenant_sees_its_own_and_an_administrator_sees_all(
     tenants.root.settle()
     assert _owners(tenants.x) == {"x"}
     assert _owners(tenants.y) == {"y"}
-    # Each sees its sequences under numbers of its own.
+    # Each tenant sees its sequences under ids of its own.
     assert not _ids(tenants.x) & _ids(tenants.y)
     assert len(_ids(tenants.x)) + len(_ids(tenants.y)) == len(_ids(tenants.root))
     assert _owners(tenants.root) == {"x", "y"}
@@ -236,7 +238,7 @@ def test_tenant_sees_its_own_and_an_administrator_sees_all(
 @pytest.mark.parametrize(
     ("method", "suffix"), [("DELETE", ""), ("PUT", "/pin"), ("DELETE", "/pin")]
 )
-def test_sequence_of_another_tenant_is_not_there(
+def test_sequence_of_another_tenant_is_not_found(
     serve_tenants: ServeTenants, method: str, suffix: str
 ) -> None:
     tenants = serve_tenants()
@@ -251,7 +253,9 @@ def test_sequence_of_another_tenant_is_not_there(
 
 
 @every_profile
-def test_anchors_of_a_tenant_are_its_own(serve_tenants: ServeTenants, profile: Profile) -> None:
+def test_anchors_are_not_shared_between_tenants(
+    serve_tenants: ServeTenants, profile: Profile
+) -> None:
     tenants = serve_tenants(profile, anchors=2)
 
     def ask(server: Server, text: str) -> Reply:
@@ -264,19 +268,19 @@ def test_anchors_of_a_tenant_are_its_own(serve_tenants: ServeTenants, profile: P
     assert [reply.attach for reply in again] == ["anchor", "anchor"]
 
 
-def test_heads_of_others_cost_no_anchor_within_a_quota(serve_tenants: ServeTenants) -> None:
+def test_heads_of_others_evict_no_anchor_within_a_quota(serve_tenants: ServeTenants) -> None:
     tenants = serve_tenants(Profile(1, 1), QUOTA | {"anchors": 1}, anchors=2)
     head = write_head(24)
     Session(tenants.x, 120, head=head).begin()
     for number in range(4):
         for _ in range(2):
-            # Seen twice, so that they are wanted more than one that was seen once.
+            # Seen twice, so that each has a higher value than a head seen once.
             Session(tenants.y, 7900 + number).peek("Thanks!", max_tokens=4, cache_prompt=False)
     assert Session(tenants.x, 121, head=head).begin().attach == "anchor"
 
 
 @some_profiles
-def test_new_key_goes_on_with_the_session_of_the_old_one(
+def test_session_hits_under_a_new_key_of_its_tenant(
     serve_tenants: ServeTenants, keys_file: KeysFile, profile: Profile
 ) -> None:
     tenants = serve_tenants(profile)
@@ -287,7 +291,7 @@ def test_new_key_goes_on_with_the_session_of_the_old_one(
     assert_hit(session.recall(), first)
 
 
-def test_old_key_ends_with_the_file_that_drops_it(
+def test_key_removed_from_the_file_is_rejected(
     serve_tenants: ServeTenants, keys_file: KeysFile
 ) -> None:
     tenants = serve_tenants()
@@ -297,18 +301,18 @@ def test_old_key_ends_with_the_file_that_drops_it(
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-def _crowd_out(server: Server) -> None:
-    """Give up whatever may be given up: more sessions than places, each larger than any before."""
+def _evict_all(server: Server) -> None:
+    """Evict everything evictable: play more and larger sessions than there are places."""
     for number in range(2 * (server.profile.lanes + server.profile.entries)):
         busy = Session(server, 7800 + number, num_notes=40)
         busy.say("My cat is named Mila.", max_tokens=4)
         busy.say("What is 7 plus 5?", max_tokens=4)
 
 
-def _return_to_a_crowd(
+def _return_after_pressure(
     serve: Serve, profile: Profile, *, is_pinned: bool, waits_s: float = 0.0, clock: Clock
 ) -> tuple[Reply, Reply]:
-    """A turn, pinned for a minute or not, a wait, a crowd, and the next turn."""
+    """A turn, pinned for a minute or not; a wait, many other sessions; and the next turn."""
     server = serve(profile)
     session = Session(server, 70)
     first = session.begin()
@@ -318,21 +322,23 @@ def _return_to_a_crowd(
         path = f"/v1/registry/sequences/{sequence_id}/pin"
         server.send("PUT", path, {"ttl_s": 60}).raise_for_status()
     clock.advance(waits_s)
-    _crowd_out(server)
+    _evict_all(server)
     return first, session.recall()
 
 
 @with_registry
-def test_pinned_session_outlives_a_crowd(serve: Serve, profile: Profile, clock: Clock) -> None:
-    first, second = _return_to_a_crowd(serve, profile, is_pinned=True, clock=clock)
+def test_pinned_session_is_not_evicted_under_pressure(
+    serve: Serve, profile: Profile, clock: Clock
+) -> None:
+    first, second = _return_after_pressure(serve, profile, is_pinned=True, clock=clock)
     assert_hit(second, first)
 
 
 @pytest.mark.parametrize(("is_pinned", "waits_s"), [(False, 0.0), (True, 61.0)])
-def test_session_that_is_not_or_no_longer_pinned_does_not(
+def test_session_without_an_active_pin_is_evicted_under_pressure(
     serve: Serve, clock: Clock, is_pinned: bool, waits_s: float
 ) -> None:
-    _, second = _return_to_a_crowd(
+    _, second = _return_after_pressure(
         serve, Profile(), is_pinned=is_pinned, waits_s=waits_s, clock=clock
     )
     assert_miss(second)
@@ -341,7 +347,7 @@ def test_session_that_is_not_or_no_longer_pinned_does_not(
 def _return_later(
     serve: Serve, profile: Profile, clock: Clock, waits_s: float, **options: Any
 ) -> tuple[Server, Reply, Reply]:
-    """A turn of a session with a time to live, and its next turn some time later."""
+    """A turn of a session with a time to live, and its next turn ``waits_s`` later."""
     server = serve(profile)
     session = Session(server, 60)
     first = session.begin(**options)
@@ -350,7 +356,7 @@ def _return_later(
 
 
 @every_profile
-def test_session_is_gone_after_its_time_to_live(
+def test_session_misses_after_its_time_to_live(
     serve: Serve, profile: Profile, clock: Clock
 ) -> None:
     server, _, second = _return_later(serve, profile, clock, 61.0, cache_ttl_s=60)
@@ -359,17 +365,13 @@ def test_session_is_gone_after_its_time_to_live(
 
 
 @some_profiles
-def test_session_is_there_within_its_time_to_live(
-    serve: Serve, profile: Profile, clock: Clock
-) -> None:
+def test_session_hits_within_its_time_to_live(serve: Serve, profile: Profile, clock: Clock) -> None:
     _, first, second = _return_later(serve, profile, clock, 30.0, cache_ttl_s=60)
     assert_hit(second, first)
 
 
 @some_profiles
-def test_time_to_live_begins_anew_with_every_use(
-    serve: Serve, profile: Profile, clock: Clock
-) -> None:
+def test_every_use_restarts_the_time_to_live(serve: Serve, profile: Profile, clock: Clock) -> None:
     session = Session(serve(profile), 60, cache_ttl_s=60)
     previous = session.begin()
     for _ in range(3):
@@ -379,7 +381,7 @@ def test_time_to_live_begins_anew_with_every_use(
         previous = reply
 
 
-def test_session_in_an_entry_is_gone_after_its_time_to_live(serve: Serve, clock: Clock) -> None:
+def test_session_in_an_entry_misses_after_its_time_to_live(serve: Serve, clock: Clock) -> None:
     server = serve(Profile(1, 1))
     session = Session(server, 60)
     session.begin(cache_ttl_s=60)
@@ -390,7 +392,7 @@ def test_session_in_an_entry_is_gone_after_its_time_to_live(serve: Serve, clock:
     assert_miss(session.recall())
 
 
-def test_pin_outlasts_the_time_to_live(serve: Serve, clock: Clock) -> None:
+def test_pin_takes_precedence_over_the_time_to_live(serve: Serve, clock: Clock) -> None:
     server = serve(Profile(1, 1))
     session = Session(server, 60)
     first = session.begin(cache_ttl_s=60)

@@ -1,7 +1,7 @@
-"""Cases 4 and 43: tools that are called between side requests.
+"""Cases 4 and 43: tool calls with side requests in between.
 
-The bundled model has never learned to call tools. A teacher says each call in its place, token by
-token; everything is computed as ever, so that what a call leaves behind is real.
+The bundled model is not trained to call tools. A teacher replaces each sampled token by the next
+token of a given call. The model computes as usual, so that states, pages and ledgers are real.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SYSTEM: Message = {
 
 @pytest.fixture
 def teacher(loaded_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Teacher:
-    """Says what the next requests of every engine in this test are answered with."""
+    """Dictates the answers to the next requests of every engine in this test."""
     teacher = Teacher(loaded_model)
     begin, execute = ModelRunner.begin, ModelRunner.execute
 
@@ -61,7 +61,7 @@ def teacher(loaded_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Teach
     return teacher
 
 
-def _spelled(page: int) -> str:
+def _call_text(page: int) -> str:
     return (
         "<tool_call>\n<function=look>\n<parameter=at>\nthe log\n</parameter>\n"
         f"<parameter=page>\n{page}\n</parameter>\n</function>\n</tool_call>"
@@ -70,7 +70,7 @@ def _spelled(page: int) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One answer of a loop: its numbers, and the call that it is."""
+    """One answer of a tool loop: its token counts and its message."""
 
     prompt_tokens: int
     cached: int
@@ -79,7 +79,7 @@ class Step:
 
     @property
     def arguments(self) -> Any:
-        """The arguments of the only call."""
+        """The arguments of the only tool call."""
         (call,) = self.message["tool_calls"]
         assert call["function"]["name"] == "look"
         return json.loads(call["function"]["arguments"])
@@ -104,8 +104,8 @@ def _result(step: Step) -> Message:
     return {"role": "tool", "tool_call_id": call["id"], "content": text}
 
 
-def _ask_about(server: Server, messages: list[Message]) -> None:
-    """A side request that copies the end of the transcript into one text."""
+def _send_title_request(server: Server, messages: list[Message]) -> None:
+    """Send a side request whose text contains the end of the transcript."""
     lines = [f"{message['role']}: {message.get('content') or ''}" for message in messages[-4:]]
     transcript = "Write a title for this conversation:\n\n" + "\n".join(lines)
     server.ask([{"role": "user", "content": transcript}], max_tokens=64)
@@ -114,14 +114,14 @@ def _ask_about(server: Server, messages: list[Message]) -> None:
 def _loop(
     server: Server, teacher: Teacher, messages: list[Message], pages: range
 ) -> tuple[list[Step], list[Message]]:
-    """Let the assistant look at one page after the other, a side request after each step."""
+    """Play one tool call per page, each followed by a side request."""
     steps: list[Step] = []
     for page in pages:
-        teacher.answers = [_spelled(page)]
+        teacher.answers = [_call_text(page)]
         step = _ask(server, messages)
         steps.append(step)
         messages = [*messages, step.message, _result(step)]
-        _ask_about(server, messages)
+        _send_title_request(server, messages)
     return steps, messages
 
 
@@ -140,19 +140,19 @@ def test_case_4_each_of_20_steps_hits_after_a_side_request(
         assert step.cached >= previous.prompt_tokens - SLACK_TOKENS, step
 
 
-def test_case_4_steps_append_where_the_frontier_is_kept(serve: Serve, teacher: Teacher) -> None:
+def test_case_4_steps_append_with_keep(serve: Serve, teacher: Teacher) -> None:
     steps, _ = _loop(serve(), teacher, _opening("What does the log say?"), range(1, 5))
     assert {step.path for step in steps[1:]} == {"append_frontier"}
 
 
-def test_case_4_steps_miss_where_there_is_no_registry(serve: Serve, teacher: Teacher) -> None:
+def test_case_4_steps_miss_without_a_registry(serve: Serve, teacher: Teacher) -> None:
     server = serve(Profile(entries=0))
     steps, _ = _loop(server, teacher, _opening("What does the log say?"), range(1, 4))
     assert {step.path for step in steps} == {"full_reset"}
 
 
 @few_with_registry
-def test_case_43_calls_of_six_turns_are_well_formed_between_side_requests(
+def test_case_43_tool_calls_of_six_turns_are_well_formed_between_side_requests(
     serve: Serve, teacher: Teacher, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -164,11 +164,11 @@ def test_case_43_calls_of_six_turns_are_well_formed_between_side_requests(
         messages = [*messages, answer.echo, {"role": "user", "content": "What comes next?"}]
 
 
-# Where the frontier is dropped, a loop moves the only checkpoint away from where the turn began.
+# With drop, the tool loop moves the only checkpoint away from the start of the turn.
 @pytest.mark.parametrize(
     "profile", [p for p in WITH_REGISTRY if p.current_state == "keep"], ids=str
 )
-def test_case_43_turns_with_calls_hit_between_side_requests(
+def test_case_43_turns_with_tool_calls_hit_between_side_requests(
     serve: Serve, teacher: Teacher, profile: Profile
 ) -> None:
     server = serve(profile)
@@ -179,6 +179,6 @@ def test_case_43_turns_with_calls_hit_between_side_requests(
         firsts += steps
         answer = server.ask(messages, tools=TOOLS)
         messages = [*messages, answer.echo, {"role": "user", "content": "What comes next?"}]
-        _ask_about(server, messages)
+        _send_title_request(server, messages)
     for previous, step in pairwise(firsts):
         assert step.cached >= previous.prompt_tokens - SLACK_TOKENS, step
