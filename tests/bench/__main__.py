@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 import traces
-from bench_run import BenchRun, RedError
-from correctness import require_green
+from bench_run import BenchFailed, BenchRun
+from correctness import require_correct
 from machine import describe_machine
 from report import Report, Section
 from rich.console import Console
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if not _WITHOUT_MODEL.issuperset(benches):
             console.print("kvreg against transformers on the bench prompts ...", end=" ")
-            require_green()
+            require_correct()
             console.print("equal")
         with Progress(console=console) as progress:
             run = BenchRun(options.rounds, options.peer, options.peer_name, progress)
             for name in benches:
                 sections.append(importlib.import_module(name).run(run))
-    except RedError as error:
+    except BenchFailed as error:
         console.print(f"[red]not measured:[/red] {error}")
         return 1
     report = Report(
@@ -68,11 +68,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("make bench", description=__doc__)
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(BENCHES))
     parser.add_argument("--peer", metavar="URL", help="an OpenAI-compatible server that is running")
-    parser.add_argument("--peer-name", metavar="TEXT", default="peer", help="what tables call it")
     parser.add_argument(
-        "--rounds", type=int, default=_ROUNDS, help=f"how often each is measured [{_ROUNDS}]"
+        "--peer-name", metavar="TEXT", default="peer", help="its name in the tables"
     )
-    parser.add_argument("--name", help="of the document; by default the benches'")
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, help=f"measurements of each quantity [{_ROUNDS}]"
+    )
+    parser.add_argument("--name", help="of the document [the names of the benches]")
     parser.add_argument("--remark", default="", help="a sentence for the head of the document")
     parser.add_argument("--output", type=Path, default=_FOLDER, help="folder of the document")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What every contestant of the comparison is asked, and what it says about its answer."""
+"""The interface of a backend in the comparison, and the measurements of one completion."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy answer. A count is None when the contestant does not tell it.
+    """One greedy completion. A count is None if the backend does not report it.
 
-    ``ttft_s`` and ``client_decode_tokens_per_s`` are by the asker's clock; the other two rates are
-    the contestant's own where it reports them, and by the asker's clock where it does not. An
-    answer of a single token has no decode rate.
+    ``ttft_s`` and ``client_decode_tokens_per_s`` are measured by the client. The other two rates
+    are those that the backend reports; if it reports none, they are measured by the client too. A
+    completion of a single token has no decode rate.
     """
 
     text: str
@@ -28,23 +28,23 @@ class Answer:
     client_decode_tokens_per_s: float | None
 
 
-class Contestant(Protocol):
-    """Somebody who answers conversations, one at a time."""
+class Backend(Protocol):
+    """Completes chat conversations, one at a time."""
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """The name in the tables."""
         ...
 
-    def ask(self, messages: Messages, max_tokens: int) -> Answer:
-        """Answer greedily and without thinking."""
+    def complete(self, messages: Messages, max_tokens: int) -> Answer:
+        """Generate greedily and without thinking."""
         ...
 
-    def forget(self) -> None:
-        """Give up what earlier sessions left, where the contestant can be told to."""
+    def reset_cache(self) -> None:
+        """Drop the state of earlier sessions, if the backend has an API for it."""
         ...
 
 
 def decode_rate(num_tokens: int, decode_s: float) -> float | None:
-    """Return tokens per second behind the first one; None when there is no other."""
+    """Return tokens per second after the first token; None for a single token."""
     return (num_tokens - 1) / decode_s if num_tokens > 1 and decode_s > 0 else None

@@ -1,6 +1,6 @@
-"""How long the state moves of an admission take: detach, attach, exchange, fork.
+"""Measures the state moves of an admission: detach, attach, exchange, fork.
 
-The registry says which states move, and the engine's runner moves them; there is no model.
+The registry plans the moves and the engine's runner executes them; no model runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from bench_run import BenchRun, RedError
+from bench_run import BenchFailed, BenchRun
 from report import Section, Table
 from samples import Samples
 from torch import Tensor
@@ -40,8 +40,8 @@ _METHOD = f"""\
 One lane, two entries, current kept; the sequence has a checkpoint. *Moved* counts each state and
 page once, and a swap as two. *Of a plain copy* compares the rate with one contiguous copy of as
 many bytes on the same thread. A fork copies both states and {_FORK_PAGES} pages. The 27B shape is
-one of two cards' share (48 layers of 24 heads 128 x 128, fp32, and 5,120 x 3 of convolution, fp16),
-in main memory."""
+the half of one of two cards (48 layers of 24 heads 128 x 128, fp32, and 5,120 x 3 of convolution,
+fp16), in main memory."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Memory:
 
 
 def run(bench: BenchRun) -> Section:
-    """Measure every kind of move on the reference model's states and on those of the 27B shape."""
+    """Measure every kind of move on states of the reference model and of the 27B shape."""
     memories = (_reference_memory(), _large_memory())
     kinds = _kinds()
     task = bench.progress.add_task("attach", total=len(memories) * len(kinds))
@@ -141,13 +141,13 @@ def _large_memory() -> _Memory:
     slots = _LAYOUT.num_slots
     conv = torch.zeros(48, slots, 3, 5120, dtype=torch.float16)
     recurrent = torch.zeros(48, slots, 24, 128, 128)
-    # 16 attention layers, 2 of 4 KV heads of 256 on each card, int8 with a scale per 64.
+    # 16 attention layers, 2 of 4 KV heads of size 256 on each card, int8 with a scale per 64.
     pages = torch.zeros(16, 4, _NUM_PAGES * 64, 264, dtype=torch.int8)
     return _Memory("27B shape", StateSlots(conv, recurrent), KVPages(pages))
 
 
 def _moved_bytes(plan: StepPlan, memory: _Memory) -> int:
-    assert plan.preparation is not None, "every plan here prepares"
+    assert plan.preparation is not None, "every plan of this bench has a preparation"
     total = 0
     for move in plan.preparation.moves:
         match move:
@@ -163,7 +163,7 @@ def _moved_bytes(plan: StepPlan, memory: _Memory) -> int:
 def _execute(runner: ModelRunner, plan: StepPlan) -> float:
     result = runner.execute(plan)
     if result.failed:
-        raise RedError(f"a move failed: {result.failed}")
+        raise BenchFailed(f"a move failed: {result.failed}")
     return result.prepare_s
 
 

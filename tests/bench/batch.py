@@ -1,4 +1,4 @@
-"""Decode of several answers at once: what a batch of B gains over one after the other."""
+"""Decode throughput at several batch sizes, compared with batch size 1."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 _BATCHES = (1, 2, 4, 8)
 
 _METHOD = """\
-B answers of about 150 tokens behind prompts of 1,282, asked at once of one engine with 8 lanes.
-Counted are the tokens that reach the readers while all B answers are being decoded; batch sizes
+B concurrent requests with prompts of 1,282 tokens and outputs of about 150, on one engine with 8
+lanes. The rate counts tokens that clients receive while all B requests decode; batch sizes
 alternate within each round."""
 
 
@@ -34,7 +34,7 @@ def run(bench: BenchRun) -> Section:
         for number in range(bench.rounds + 1):
             for size in _BATCHES:
                 prompts = [long_answer(fresh_nonce()) for _ in range(size)]
-                rate = _decode_rate(engine.ask_all(prompts, LONG_ANSWER_TOKENS))
+                rate = _decode_rate(engine.complete_all(prompts, LONG_ANSWER_TOKENS))
                 # The first round warms up.
                 if number:
                     rates[size].append(rate)
@@ -49,7 +49,7 @@ def run(bench: BenchRun) -> Section:
         )
         for size, one in samples.items()
     ]
-    columns = ("", "all together, tok/s", "each answer, tok/s", "of B = 1")
+    columns = ("", "total, tok/s", "per request, tok/s", "of B = 1")
     return Section(
         name="batch",
         method=_METHOD,
@@ -59,7 +59,7 @@ def run(bench: BenchRun) -> Section:
 
 
 def _decode_rate(streams: list[Stream]) -> float:
-    """Return tokens per second while every one of the answers is being decoded."""
+    """Return tokens per second during the time in which all requests decode."""
     start_s = max(stream.token_times_s[0] for stream in streams)
     end_s = min(stream.token_times_s[-1] for stream in streams)
     num_tokens = sum(

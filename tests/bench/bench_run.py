@@ -1,4 +1,4 @@
-"""What every bench is given, and how it refuses to measure."""
+"""The options of a bench, and the error that ends one."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class BenchRun:
     progress: Progress
 
 
-class RedError(Exception):
-    """A wrong answer, or something that a bench needs and did not find."""
+class BenchFailed(Exception):
+    """The engine's output is wrong, or a precondition of a bench does not hold."""

@@ -1,8 +1,8 @@
-"""transformers, a peer and kvreg on the same conversations, in turn.
+"""Compares transformers, a peer server and kvreg on the same conversations.
 
-Measures what a return after a side request costs, and the rates of prefill and decode. Contestants
-alternate within each round, and each round begins with another one, so that the machine's drift
-touches them alike.
+Measures the cost of a turn after a side request, and the rates of prefill and decode. Backends
+alternate within each round, and each round starts with another one, so that drift of the machine
+affects all of them equally.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from answer import Answer, Contestant, Messages
+from answer import Answer, Backend, Messages
 from bench_run import BenchRun
 from in_process import InProcess
 from kvreg_server import running_kvreg
@@ -26,19 +26,19 @@ from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 
 _METHOD = """\
-Every session has a nonce of its own in front, and a side request between its two requests. Prompts
+Every session begins with a unique nonce and has a side request between its two requests. Prompts
 have about 1,300 tokens. *Cold* is the session's first request. The rates are taken from a cold
-prompt of 1,282 tokens with an answer of 151, as the contestant itself reports them and, for decode,
-also by the client's clock. TTFT is by the client's clock, from messages to first text. transformers
-is the oracle model in this process with its cache; it computes each prompt whole. The peer and
-kvreg over HTTP are processes of their own. All run fp32 weights on one thread. kvreg has its
-defaults, one lane and one entry; before each session it is told to forget the one before, which its
-policy would defend for some seconds."""
+prompt of 1,282 tokens with an answer of 151, as the backend reports them and, for decode, also by
+the client's clock. TTFT is by the client's clock, from messages to first text. transformers is the
+oracle model in this process with its cache; it prefills each prompt completely. The peer and kvreg
+over HTTP are separate processes. All run fp32 weights on one thread. kvreg has its defaults, one
+lane and one entry; before each session the kept state of the previous one is dropped, because the
+policy would not evict it for some seconds."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a session returns, and how many tokens may be computed for it."""
+    """How the second request continues the first, and the most tokens that it may compute."""
 
     name: str
     goal_tokens: int
@@ -47,7 +47,7 @@ class Shape:
 
 _PREFILL_GOAL = 1.0
 _DECODE_GOAL = 8.0
-"""Of transformers' rates."""
+"""Multiples of transformers' rates."""
 
 _SHAPES = (
     Shape("user tail", 39, lambda session, answer: session.with_user_tail(answer)),
@@ -58,7 +58,7 @@ _SHAPES = (
 
 @dataclass
 class Results:
-    """Everything one contestant answered."""
+    """All completions of one backend."""
 
     cold: list[Answer] = field(default_factory=list)
     returns: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
@@ -66,16 +66,16 @@ class Results:
 
 
 def run(bench: BenchRun) -> Section:
-    """Measure everybody who is there."""
-    with _contestants(bench) as contestants:
-        results = {one.name: Results() for one in contestants}
+    """Measure all available backends."""
+    with _backends(bench) as backends:
+        results = {one.name: Results() for one in backends}
         task = bench.progress.add_task("comparison", total=bench.rounds + 1)
-        # The first round warms caches, allocators and connections; it does not count.
-        _play(contestants, {one.name: Results() for one in contestants})
+        # The first round is a warm-up and is not measured.
+        _run_round(backends, {one.name: Results() for one in backends})
         bench.progress.advance(task)
         for number in range(bench.rounds):
-            first = number % len(contestants)
-            _play(contestants[first:] + contestants[:first], results)
+            first = number % len(backends)
+            _run_round(backends[first:] + backends[:first], results)
             bench.progress.advance(task)
     names = list(results)
     return Section(
@@ -92,32 +92,32 @@ def run(bench: BenchRun) -> Section:
 
 
 @contextlib.contextmanager
-def _contestants(bench: BenchRun) -> Iterator[list[Contestant]]:
+def _backends(bench: BenchRun) -> Iterator[list[Backend]]:
     with contextlib.ExitStack() as stack:
-        contestants: list[Contestant] = [Oracle(REFERENCE_MODEL_PATH)]
+        backends: list[Backend] = [Oracle(REFERENCE_MODEL_PATH)]
         if bench.peer_url:
             peer = OverHttp(bench.peer_name, bench.peer_url)
-            contestants.append(stack.enter_context(contextlib.closing(peer)))
+            backends.append(stack.enter_context(contextlib.closing(peer)))
         engine = InProcess(EngineOptions(REFERENCE_MODEL_PATH, "reference"))
-        contestants.append(stack.enter_context(contextlib.closing(engine)))
+        backends.append(stack.enter_context(contextlib.closing(engine)))
         server = KvregOverHttp("kvreg over HTTP", stack.enter_context(running_kvreg()))
-        contestants.append(stack.enter_context(contextlib.closing(server)))
-        yield contestants
+        backends.append(stack.enter_context(contextlib.closing(server)))
+        yield backends
 
 
-def _play(contestants: list[Contestant], results: dict[str, Results]) -> None:
+def _run_round(backends: list[Backend], results: dict[str, Results]) -> None:
     for shape in _SHAPES:
         session = Session(fresh_nonce())
-        for one in contestants:
-            one.forget()
-            cold = one.ask(session.first, SHORT_ANSWER_TOKENS)
-            one.ask(session.side_request, SHORT_ANSWER_TOKENS)
-            back = one.ask(shape.messages(session, cold.text), SHORT_ANSWER_TOKENS)
+        for one in backends:
+            one.reset_cache()
+            cold = one.complete(session.first, SHORT_ANSWER_TOKENS)
+            one.complete(session.side_request, SHORT_ANSWER_TOKENS)
+            back = one.complete(shape.messages(session, cold.text), SHORT_ANSWER_TOKENS)
             results[one.name].cold.append(cold)
             results[one.name].returns[shape.name].append(back)
     messages = long_answer(fresh_nonce())
-    for one in contestants:
-        results[one.name].long.append(one.ask(messages, LONG_ANSWER_TOKENS))
+    for one in backends:
+        results[one.name].long.append(one.complete(messages, LONG_ANSWER_TOKENS))
 
 
 def _tokens_table(results: dict[str, Results]) -> Table:

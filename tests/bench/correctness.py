@@ -1,8 +1,8 @@
-"""The gate in front of every bench that runs the model: a wrong engine is not worth timing."""
+"""Correctness check before the benches that run the model."""
 
 from __future__ import annotations
 
-from bench_run import RedError
+from bench_run import BenchFailed
 from in_process import InProcess
 from oracle import Oracle
 from prompts import LONG_ANSWER_TOKENS, Session, fresh_nonce, long_answer
@@ -11,22 +11,22 @@ from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 
 
-def require_green() -> None:
-    """Compare a cold long answer and an answer after a side request with the oracle's.
+def require_correct() -> None:
+    """Compare a cold long output and an output after a side request with the oracle's.
 
     Raises:
-        RedError: a text differs.
+        BenchFailed: a text differs.
     """
     oracle = Oracle(REFERENCE_MODEL_PATH)
     kvreg = InProcess(EngineOptions(REFERENCE_MODEL_PATH, "reference"))
     try:
         session = Session(fresh_nonce())
-        answer = kvreg.ask(session.first, LONG_ANSWER_TOKENS)
-        kvreg.ask(session.side_request, LONG_ANSWER_TOKENS)
+        answer = kvreg.complete(session.first, LONG_ANSWER_TOKENS)
+        kvreg.complete(session.side_request, LONG_ANSWER_TOKENS)
         for messages in (session.with_user_tail(answer.text), long_answer(fresh_nonce())):
-            found = kvreg.ask(messages, LONG_ANSWER_TOKENS).text
-            expected = oracle.ask(messages, LONG_ANSWER_TOKENS).text
+            found = kvreg.complete(messages, LONG_ANSWER_TOKENS).text
+            expected = oracle.complete(messages, LONG_ANSWER_TOKENS).text
             if found != expected:
-                raise RedError(f"kvreg answers {found!r}, and transformers {expected!r}")
+                raise BenchFailed(f"kvreg generates {found!r}, transformers {expected!r}")
     finally:
         kvreg.close()

@@ -1,4 +1,4 @@
-"""kvreg's engine in this process, without HTTP: prompts in, events out."""
+"""kvreg's engine in this process, without HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvreg_service.engine.options import EngineOptions
 
 @dataclass
 class Stream:
-    """The events of one answer, with the asker's clock at each of them."""
+    """The events of one request, with the client's time of each token."""
 
     start_s: float
     token_times_s: list[float] = field(default_factory=list)
@@ -32,9 +32,9 @@ class Stream:
     finished: Finished | None = None
 
     def answer(self) -> Answer:
-        """Summarise a stream that has ended."""
-        assert self.admission is not None, "a stream that has ended has started"
-        assert self.finished is not None, "a stream is summarised when it has ended"
+        """Return the measurements of a stream that has ended."""
+        assert self.admission is not None, "the stream has not started"
+        assert self.finished is not None, "the stream has not ended"
         timings = self.finished.timings
         num_tokens = self.finished.completion_tokens
         client_s = self.token_times_s[-1] - self.token_times_s[0]
@@ -51,7 +51,7 @@ class Stream:
 
 
 class InProcess:
-    """An engine of its own and the event loop that reads from it. Close it after use."""
+    """An engine and the event loop that reads from it. Close it after use."""
 
     name = "kvreg in process"
 
@@ -61,23 +61,23 @@ class InProcess:
         self._numbers = itertools.count()
 
     def close(self) -> None:
-        """End the step loop."""
+        """Stop the step loop."""
         self._engine.close()
         self._runner.close()
 
-    def ask(self, messages: Messages, max_tokens: int) -> Answer:
-        """Answer greedily and without thinking."""
-        return self.ask_all([messages], max_tokens)[0].answer()
+    def complete(self, messages: Messages, max_tokens: int) -> Answer:
+        """Generate greedily and without thinking."""
+        return self.complete_all([messages], max_tokens)[0].answer()
 
-    def forget(self) -> None:
-        """Give up everything that is kept."""
+    def reset_cache(self) -> None:
+        """Drop all kept sequences of lanes and entries."""
         snapshot = self._engine.snapshot()
         for place in (*snapshot.lanes, *snapshot.entries):
             if place.sequence_id is not None:
                 self._engine.drop_sequence(place.sequence_id)
 
-    def ask_all(self, conversations: list[Messages], max_tokens: int) -> list[Stream]:
-        """Ask everything at once and wait for the last answer."""
+    def complete_all(self, conversations: list[Messages], max_tokens: int) -> list[Stream]:
+        """Run all requests concurrently and wait for the last one."""
 
         async def gather() -> list[Stream]:
             return await asyncio.gather(*(self._stream(one, max_tokens) for one in conversations))

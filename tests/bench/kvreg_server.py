@@ -1,4 +1,4 @@
-"""``kvreg serve`` as a process of its own on a free port of the loopback."""
+"""``kvreg serve`` as a separate process on a free loopback port."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _POLL_S = 0.05
 def running_kvreg(
     *options: str, log_level: str = "error", log: queue.SimpleQueue[str] | None = None
 ) -> Iterator[str]:
-    """Serve the bundled model with the default settings, but for ``options``; yields the address.
+    """Serve the bundled model with default settings and ``options``; yield the address.
 
-    Effects: the lines of its log go to ``log``, as they come.
+    Effects: appends the lines of the server's log to ``log``.
 
     Raises:
         RuntimeError: the server did not become ready.
     """
-    # Settings of whoever runs the bench must not change what is measured.
+    # KVREG_ variables of the caller's environment must not change what is measured.
     environment = {name: value for name, value in os.environ.items() if "KVREG_" not in name}
     server = subprocess.Popen(
         [
@@ -42,7 +42,7 @@ def running_kvreg(
         text=True,
     )
     try:
-        assert server.stdout is not None, "the process was started with a pipe"
+        assert server.stdout is not None, "stdout is not a pipe"
         url = server.stdout.readline().strip()
         _follow(server.stdout, log or queue.SimpleQueue())
         _wait_until_ready(url)
@@ -53,13 +53,13 @@ def running_kvreg(
 
 
 def _follow(lines: IO[str], log: queue.SimpleQueue[str]) -> None:
-    """Pass lines on until there are no more; a pipe that nobody reads would stop the server."""
+    """Forward lines to ``log`` until the pipe closes; a full pipe would block the server."""
 
-    def pass_on() -> None:
+    def forward() -> None:
         for line in lines:
             log.put(line)
 
-    threading.Thread(target=pass_on, name="bench-log", daemon=True).start()
+    threading.Thread(target=forward, name="bench-log", daemon=True).start()
 
 
 def _wait_until_ready(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, load, versions. Names no paths and no host."""
+"""Description of the machine: processor, load, versions. Contains no paths and no host name."""
 
 from __future__ import annotations
 

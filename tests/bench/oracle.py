@@ -1,8 +1,8 @@
 """transformers in this process: the model that tests call the oracle, with its own cache.
 
-The cache serves one answer. Keeping it between requests would not help here: transformers 5.5.4
-starts a chunk of more than one token from the zero state, so a kept cache can only be continued
-token by token, and a side request replaces it anyway. Each prompt is therefore computed whole.
+The cache is not kept between requests: transformers 5.5.4 starts a chunk of more than one token
+from the zero state, so a kept cache could only be continued token by token, and a side request
+would replace it anyway. Each prompt is therefore prefilled completely.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 
 class Oracle:
-    """Greedy decoding by hand, without the overhead of ``generate``."""
+    """Greedy decoding with an explicit loop, without the overhead of ``generate``."""
 
     name = "transformers"
 
@@ -33,8 +33,8 @@ class Oracle:
         self._end_ids = set(ends) if isinstance(ends, list) else {ends}
 
     @torch.inference_mode()
-    def ask(self, messages: Messages, max_tokens: int) -> Answer:
-        """Answer greedily and without thinking."""
+    def complete(self, messages: Messages, max_tokens: int) -> Answer:
+        """Generate greedily and without thinking."""
         start_s = time.perf_counter()
         rendered = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages],
@@ -66,5 +66,5 @@ class Oracle:
             client_decode_tokens_per_s=rate,
         )
 
-    def forget(self) -> None:
-        """Nothing is kept beyond an answer."""
+    def reset_cache(self) -> None:
+        """Do nothing: no state is kept between requests."""

@@ -1,8 +1,8 @@
-"""Any OpenAI-compatible server, asked with a stream of server-sent events.
+"""Any OpenAI-compatible server, with streamed responses.
 
-What a server says about itself is read in the two forms that are in use: ``timings`` of llama.cpp
-(``prompt_n``, ``prompt_per_second``, ``predicted_per_second``) and those of kvreg. Where there is
-neither, the asker's clock stands in.
+Server-side timings are read in two formats: ``timings`` of llama.cpp (``prompt_n``,
+``prompt_per_second``, ``predicted_per_second``) and those of kvreg. Without either, the client's
+clock is used.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 import httpx
 from answer import Answer, Messages, decode_rate
-from bench_run import RedError
+from bench_run import BenchFailed
 from prompts import unrelated
 
 _TIMEOUT_S = 120.0
 
 
 class OverHttp:
-    """One server; each request has a connection of its own.
+    """One server; each request opens a new connection.
 
-    Between two requests the others have their turn, long enough for a server to close a connection
-    that is kept open.
+    Other backends run between two requests, long enough for a server to close an idle keep-alive
+    connection.
 
     Raises:
-        RedError: nobody answers there.
+        BenchFailed: no OpenAI-compatible server responds at the address.
     """
 
     def __init__(self, name: str, url: str) -> None:
@@ -37,15 +37,15 @@ class OverHttp:
         try:
             models = self._client.get("/v1/models").raise_for_status().json()
         except httpx.HTTPError as error:
-            raise RedError(f"no OpenAI-compatible server answers at {url}: {error}") from error
+            raise BenchFailed(f"no OpenAI-compatible server responds at {url}: {error}") from error
         self._model = models["data"][0]["id"]
 
     def close(self) -> None:
         """Close the client."""
         self._client.close()
 
-    def ask(self, messages: Messages, max_tokens: int) -> Answer:
-        """Answer greedily and without thinking."""
+    def complete(self, messages: Messages, max_tokens: int) -> Answer:
+        """Generate greedily and without thinking."""
         texts: list[str] = []
         times_s: list[float] = []
         usage: dict[str, Any] = {}
@@ -79,8 +79,8 @@ class OverHttp:
             client_decode_tokens_per_s=client_rate,
         )
 
-    def forget(self) -> None:
-        """A server in general cannot be told to."""
+    def reset_cache(self) -> None:
+        """Do nothing: OpenAI's API has no request for it."""
 
     def _body(self, messages: Messages, max_tokens: int) -> dict[str, Any]:
         return {
@@ -95,10 +95,10 @@ class OverHttp:
 
 
 class KvregOverHttp(OverHttp):
-    """A server of kvreg, which can be told to forget."""
+    """A kvreg server, whose kept sequences can be dropped."""
 
-    def forget(self) -> None:
-        """Push the lane's session into the registry, and give up everything there."""
+    def reset_cache(self) -> None:
+        """Displace the lane's session with an unrelated request, then drop all kept entries."""
         body = self._body(unrelated(), max_tokens=1) | {"retain_prefix": False}
         self._client.post("/v1/chat/completions", json=body).raise_for_status()
         for entry in self._client.get("/v1/registry").raise_for_status().json()["entries"]:

@@ -1,7 +1,7 @@
-"""Admission planning at full registries of long sequences. No model: the pure core alone.
+"""Admission planning with a full registry of long sequences. Runs the core without a model.
 
 R = 64 entries hold sequences of 200,000 tokens that share prefixes of many lengths, so that digests
-agree far into the prompt and many candidates have to be told apart.
+match far into the prompt and the planner has to distinguish many candidates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from bench_run import BenchRun, RedError
+from bench_run import BenchFailed, BenchRun
 from report import Section, Table, goal_text
 from samples import Samples
 
@@ -44,12 +44,12 @@ _DECODE_GOAL_S = 0.35e-3
 _METHOD = f"""\
 Registries of R = {_ENTRIES} entries, full of sequences of {_PROMPT_TOKENS:,} tokens that share
 prefixes of 0 to {(_ENTRIES - 1) * _SHARED_STEP_TOKENS:,} tokens, policy `cost`, exchange on.
-*Return*: a kept sequence comes back with a new tail and swaps places with the lane's. *Branch*: a
-prompt of {_PROMPT_TOKENS:,} tokens that leaves the kept ones at token {_BRANCH_AT:,} or before, a
-full reset. *Side request*: {_SIDE_TOKENS} tokens. *Plan* is `AdmissionPlanner`, *step* the whole
-call of `schedule()` that admits, with its moves of pages. *Digests* is the hashing of the prompt on
-arrival, which happens outside of the step loop. The second table is the core's share of a decode
-step, `schedule()` and `commit()`, while every lane decodes behind {_PROMPT_TOKENS:,} tokens."""
+*Return*: the next turn of a kept sequence, which is exchanged with the lane's. *Branch*: a
+prompt of {_PROMPT_TOKENS:,} tokens that differs from the kept ones from token {_BRANCH_AT:,} or
+before, a full reset. *Side request*: {_SIDE_TOKENS} tokens. *Plan* is `AdmissionPlanner`, *step*
+the whole `schedule()` call that admits, including its page moves. *Digests* is the hashing of the
+prompt on arrival, outside the step loop. The second table is the core's share of a decode step,
+`schedule()` and `commit()`, while every lane decodes after {_PROMPT_TOKENS:,} tokens."""
 
 _Stages = dict[str, list[float]]
 
@@ -101,7 +101,7 @@ def _timed_cells(samples: Samples, digits: int, goal_s: float, goal: str) -> Ite
 
 
 class _FullCore:
-    """A scheduler with a full registry and full lanes, and prompts that find it so."""
+    """A scheduler with a full registry and full lanes, and prompts for each kind of request."""
 
     def __init__(self, lanes: int) -> None:
         self._random = random.Random(lanes)
@@ -129,7 +129,7 @@ class _FullCore:
         """Plan, admit and finish one request; return the seconds of each stage.
 
         Raises:
-            RedError: the request reuses what it should not, or does not reuse what it should.
+            BenchFailed: the reuse path is not the expected one.
         """
         start_s = time.perf_counter()
         request = self._request(tokens)
@@ -139,13 +139,15 @@ class _FullCore:
         plan_s = time.perf_counter() - start_s
         expected = ReusePath.RESTORE_TURN_CHECKPOINT if kind == "return" else ReusePath.FULL_RESET
         if plan is None or plan.reuse_path is not expected:
-            raise RedError(f"a {kind} is planned as {plan.reuse_path if plan else 'not at all'}")
+            raise BenchFailed(
+                f"the plan of a {kind} has reuse path {plan.reuse_path if plan else None}"
+            )
         return {"digests": digests_s, "plan": plan_s, "step": self._run(request)}
 
     def decode(self, num_steps: int) -> list[float]:
-        """Let every lane decode a kept sequence; return the core's seconds of each step."""
+        """Decode a kept sequence on every lane; return the core's seconds of each step."""
         num_lanes = len(self._scheduler.holdings.lanes)
-        # The first to arrive must still decode when the last one does.
+        # The first request must still decode when the last one has started to.
         max_tokens = num_steps + num_lanes + 1
         for tokens in list(self._returning(num_lanes)):
             self._scheduler.submit(self._request(tokens, max_tokens))
@@ -192,7 +194,7 @@ class _FullCore:
     def _returning(self, count: int) -> Iterator[array[int]]:
         for _ in range(count):
             sequence = self._scheduler.holdings.registry.get(self._take_entry())
-            assert sequence.checkpoint is not None, "every request here captures one"
+            assert sequence.checkpoint is not None, "the sequence has no checkpoint"
             known = sequence.ledger.tokens[: sequence.checkpoint.position]
             yield known + self._draw(_TAIL_TOKENS)
 

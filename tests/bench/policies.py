@@ -1,7 +1,7 @@
-"""The policies of eviction on synthetic agent traffic, beside the most that any could reach.
+"""Eviction policies on synthetic agent traffic, compared with an upper bound.
 
-No model and no clock: the scheduler is driven with the tokens of the stream and a cost model, so
-the figures are counts and the same in every run.
+Without a model and a clock: the scheduler is driven with the tokens of the stream and a cost model,
+so the results are counts and the same in every run.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _VARIED_SETUPS = ("C1 R1", "C1 R2", "C1 R4")
 _VARIED_POLICIES = ("cost", "slru")
 
 _METHOD = f"""\
-Counts, not times: every run gives the same. The scheduler is driven without a model over
+The results are counts and the same in every run. The scheduler is driven without a model over
 {len(SCENARIOS)} synthetic scenarios of {SCENARIOS[0].requests} requests for each of {len(SEEDS)}
 seeds, with slots, pages and prefill seconds of the 27B shape, exchange on, both states kept, and no
 anchors except in the last table. *C1 R2* has one lane, two entries and {_WIDE_PAGES:,} pages
-({_WIDE_PAGES * 64:,} tokens); *few* means {_TIGHT_PAGES:,} pages. *Hit tokens* are cached of all
-prompt tokens. *Of the bound* compares with the most that any choice of what to keep could have
-reached with the same C and R; `docs/eviction.md` says what the bound assumes, and it knows no limit
-of pages. *Returns hit* are later turns and tool steps that went on within 64 tokens of the furthest
-position ever left for them. *Saved* are seconds of prefill by the cost model. Clients give side
-requests and one-off prompts `priority` -1, which only `priority` looks at. The second table varies
-constants: `rest_scale_s` of `cost` (built in: 20 s), the weight of former returns in it (0.5),
-`protected_share` of `slru` (0.8), and the half-life of `lfu` (20 s)."""
+({_WIDE_PAGES * 64:,} tokens); *few* means {_TIGHT_PAGES:,} pages. *Hit tokens* is the share of
+cached tokens in all prompt tokens. *Of the bound* compares with the most hit tokens that any choice
+of kept sequences could have reached with the same C and R and unlimited pages; `docs/eviction.md`
+explains the assumptions. *Returns hit* are later turns and tool steps that resumed within 64 tokens
+of the longest position that was ever kept for them. *Saved* are seconds of prefill by the cost
+model. Clients give side requests and one-off prompts `priority` -1, which only policy `priority`
+uses. The second table varies constants: `rest_scale_s` of `cost` (built in: 20 s), the weight of
+former returns in it (0.5), `protected_share` of `slru` (0.8), and the half-life of `lfu` (20 s)."""
 
 
 def run(bench: BenchRun) -> Section:

@@ -1,7 +1,7 @@
-"""The most that any policy of eviction could have made of a stream: an upper bound.
+"""An upper bound on what any eviction policy can reuse of a stream.
 
-Owns what could be reused at all, and the best choice of what to keep. `docs/eviction.md` says what
-the bound assumes, and why nothing exceeds it.
+Owns what is reusable with unlimited memory, and the optimal choice of what to keep.
+`docs/eviction.md` explains the assumptions and why no policy exceeds the bound.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvreg_service.core.ledger import TokenLedger
 
 @dataclass(frozen=True)
 class Opportunity:
-    """What one request could reuse if nothing before it had ever been given up.
+    """What one request could reuse if nothing had ever been evicted.
 
-    Requests of one ``conversation`` can reuse positions of each other, and of nobody else's.
-    ``head_tokens`` is the longest head of it that an earlier request showed, in whole pages.
+    Requests can reuse positions only of their own ``conversation``. ``head_tokens`` is the longest
+    of its heads that an earlier request contained, in whole pages.
     """
 
     conversation: int
@@ -33,7 +33,7 @@ class Opportunity:
 
 @dataclass(frozen=True)
 class Interval:
-    """To keep something during the events ``[start, end)`` is worth ``gain``."""
+    """A state that yields ``gain`` if it is kept during the events ``[start, end)``."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class Interval:
 
 
 def find_opportunities(stream: Sequence[TrafficRequest]) -> list[Opportunity]:
-    """Return what each request of a stream could reuse, in its order."""
+    """Return what each request of a stream could reuse, in stream order."""
     positions = _Positions()
     heads = _Positions()
     groups = list(range(len(stream)))
@@ -66,9 +66,9 @@ def find_opportunities(stream: Sequence[TrafficRequest]) -> list[Opportunity]:
 
 
 def most_gain(opportunities: Sequence[Opportunity], gains: Sequence[int], num_places: int) -> int:
-    """Return the most that requests can gain when few conversations are kept at a time.
+    """Return the largest total gain when only ``num_places`` conversations can be kept at a time.
 
-    A request gains when its conversation was kept ever since the last request of it. While any
+    A request gains if its conversation was kept continuously since its previous request. While any
     request runs, its own conversation and at most ``num_places - 1`` others exist.
     """
     last: dict[int, int] = {}
@@ -81,7 +81,7 @@ def most_gain(opportunities: Sequence[Opportunity], gains: Sequence[int], num_pl
 
 
 def pack(intervals: Sequence[Interval], depth: int) -> int:
-    """Return the largest gain of intervals of which at most ``depth`` cover any one event.
+    """Return the largest gain of a set of intervals, at most ``depth`` of which cover any event.
 
     Empty intervals cover nothing. The optimum is a flow of ``depth`` units along the events, on
     which every chosen interval carries one unit past those that it covers.
@@ -95,7 +95,7 @@ def pack(intervals: Sequence[Interval], depth: int) -> int:
 
 
 class _Positions:
-    """Positions that requests left behind, found by the digest of the pages before them."""
+    """The positions at which requests left state, indexed by the digest of the preceding pages."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, list[tuple[TokenLedger, int, int]]] = defaultdict(list)
@@ -104,7 +104,7 @@ class _Positions:
         self._by_digest[ledger.digest_before(position)].append((ledger, position, origin))
 
     def prefixes_of(self, prompt: TokenLedger) -> list[tuple[int, int]]:
-        """Return position and origin of all from which a prompt could go on."""
+        """Return position and origin of all states from which a prompt could resume."""
         return [
             (position, origin)
             for end in range(0, len(prompt) + 1, PAGE_TOKENS)
@@ -121,7 +121,7 @@ def _root(groups: list[int], index: int) -> int:
 
 
 class _Flow:
-    """Successive shortest paths from the first event to the last; costs are gains below zero."""
+    """Successive shortest paths from the first event to the last; a cost is a negated gain."""
 
     def __init__(self, intervals: Sequence[Interval], depth: int) -> None:
         self._depth = depth
@@ -154,7 +154,7 @@ class _Flow:
             self._cost.append(price)
 
     def _first_potential(self) -> list[int]:
-        """Return the cheapest way to every node. All edges with room lead to later nodes."""
+        """Return the cost of the cheapest path to every node. All edges with room lead forward."""
         cheapest = [0] * self._num_nodes
         for node in range(self._num_nodes):
             for edge in self._edges_from[node]:

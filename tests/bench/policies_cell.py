@@ -1,4 +1,4 @@
-"""One cell of the comparison: one scenario on one engine, served under several policies."""
+"""One cell of the comparison: one scenario and one engine setup under several policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench_run import RedError
+from bench_run import BenchFailed
 from policies_bound import Opportunity, find_opportunities, most_gain
 from policies_replay import COST, Outcome, Setup, replay
 from policies_traffic import SEEDS, Scenario, TrafficRequest, build_stream
@@ -25,14 +25,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class Bound:
-    """The most tokens, and the most seconds, that could be saved. Each has a choice of its own."""
+    """The most tokens, and the most seconds, that could be saved; optimised separately."""
 
     tokens: int
     seconds: float
 
     @classmethod
     def of(cls, streams: Iterable[Stream], setup: Setup) -> Bound:
-        """Compute both. With anchors, every head counts as kept from its second use on."""
+        """Compute both. With anchors, every head counts as kept from its second use."""
         tokens = milliseconds = 0
         for stream in streams:
             tokens += _most(stream.opportunities, setup, lambda count: count)
@@ -42,7 +42,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Cell:
-    """The bound, and what each policy made of the same requests."""
+    """The bound, and the outcome of each policy on the same requests."""
 
     bound: Bound
     outcomes: dict[str, Outcome]
@@ -52,7 +52,7 @@ class Cell:
         return self.outcomes[policy].hit_tokens / self.bound.tokens
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything."""
+        """Return all fields."""
         return {
             "bound": {"tokens": self.bound.tokens, "seconds": self.bound.seconds},
             "policies": {name: outcome.as_json() for name, outcome in self.outcomes.items()},
@@ -60,7 +60,7 @@ class Cell:
 
 
 def build_streams(scenario: Scenario, seeds: Sequence[str] = SEEDS) -> list[Stream]:
-    """Return a scenario as each seed has it."""
+    """Return the streams of a scenario, one per seed."""
     requests = [build_stream(scenario, seed) for seed in seeds]
     return [Stream(each, find_opportunities(each)) for each in requests]
 
@@ -71,10 +71,10 @@ def compare(
     policies: Mapping[str, EvictionPolicy],
     advance: Callable[[], None] = lambda: None,
 ) -> Cell:
-    """Serve all streams under each policy, by its name in the outcomes.
+    """Serve all streams under each policy; the outcomes are keyed by policy name.
 
     Raises:
-        RedError: a policy hit more than the bound says anyone can, so one of both is wrong.
+        BenchFailed: a policy exceeds the bound, so one of the two is wrong.
     """
     bound = Bound.of(streams, setup)
     outcomes: dict[str, Outcome] = {}
@@ -83,9 +83,9 @@ def compare(
         for stream in streams:
             total += replay(stream.requests, stream.opportunities, setup, policy)
         if total.hit_tokens > bound.tokens or total.saved_s > bound.seconds:
-            raise RedError(
+            raise BenchFailed(
                 f"{name} on {setup} hit {total.hit_tokens} tokens ({total.saved_s:.1f} s), "
-                f"and nobody can hit more than {bound.tokens} ({bound.seconds:.1f} s)"
+                f"which exceeds the bound of {bound.tokens} ({bound.seconds:.1f} s)"
             )
         outcomes[name] = total
         advance()

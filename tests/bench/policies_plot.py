@@ -1,4 +1,4 @@
-"""Draws what the policies of eviction made of each scenario, beside the bound."""
+"""Plots the hit tokens of each eviction policy and scenario, with the bound."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def draw(panels: Sequence[Panel]) -> bytes:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
     buffer = io.BytesIO()
-    # Without the library's version in it, equal numbers give an equal file.
+    # Without the library's version in its metadata, equal numbers give an equal file.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

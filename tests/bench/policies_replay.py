@@ -1,7 +1,7 @@
-"""Plays a stream of requests to the scheduler, with a cost model for a clock and no model at all.
+"""Replays a stream of requests through the scheduler; a cost model replaces model and clock.
 
-Owns the course of time and what is counted. Requests are admitted in the order of the stream,
-whatever the policy, so that all policies are asked the same.
+Owns simulated time and the counters. Requests are admitted in stream order under every policy, so
+that all policies serve the same sequence of requests.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kvreg_service.core.step import StepPlan, StepResult
 from kvreg_service.core.value import CostModel
 
 COST = CostModel(slot_bytes=76_972_032, page_bytes=64 * 16_896)
-"""Slots and pages of the 27B shape, one of two cards."""
+"""Bytes of a slot and a page of the 27B shape on one of two cards."""
 
 MAX_CONTEXT_TOKENS = 64 * 1_024
-"""More than any request of the traffic needs."""
+"""Above the length of every request of the traffic."""
 
 _SLACK_TOKENS = PAGE_TOKENS
 _DECODE_STEP_S = 0.1
-"""One sampled token stands for some fifteen: answers are written down in short."""
+"""One simulated token stands for about 15: the stream has shortened answers."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Setup:
 
     @property
     def num_places(self) -> int:
-        """How many sequences there can be at a time, anchors aside."""
+        """The most sequences that exist at a time, without anchors."""
         return self.lanes + self.entries
 
 
 @dataclass
 class Outcome:
-    """What one policy made of a stream."""
+    """The counters of one policy on a stream."""
 
     prompt_tokens: int = 0
     hit_tokens: int = 0
@@ -64,19 +64,19 @@ class Outcome:
     evictions: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Outcome) -> Outcome:
-        """Count two streams as one."""
+        """Add the counters of two streams."""
         return Outcome(
             *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
         )
 
     @property
     def hit_share(self) -> float:
-        """Hit tokens of all prompt tokens."""
+        """Hit tokens as a share of all prompt tokens."""
         return self.hit_tokens / self.prompt_tokens
 
     @property
     def returns_share(self) -> float:
-        """Returns that hit of all returns."""
+        """Returns that hit as a share of all returns."""
         return self.returns_hit / self.returns if self.returns else 1.0
 
     def as_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class _Replay:
             layout=SlotLayout(setup.lanes, setup.entries, anchors=setup.anchors),
             num_pages=setup.num_pages,
             max_context_tokens=min(MAX_CONTEXT_TOKENS, setup.num_pages * PAGE_TOKENS),
-            # Where chunks end decides nothing here but how many steps there are.
+            # The chunk size only affects the number of steps.
             prefill_chunk_tokens=MAX_CONTEXT_TOKENS,
         )
         self.scheduler = Scheduler(limits, AdmissionRules(policy), COST)
@@ -128,7 +128,7 @@ class _Replay:
         return self._outcome
 
     def _submit_next(self) -> None:
-        """Submit the next request once nothing keeps it from being the next to be admitted."""
+        """Submit the next request once it is certain to be admitted next."""
         if self._next == len(self._stream) or self.scheduler.queue_length:
             return
         one = self._stream[self._next]

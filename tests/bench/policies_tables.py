@@ -1,4 +1,4 @@
-"""Writes down the comparison of eviction policies: one table for all, then two a scenario."""
+"""The tables of the policy comparison: one for all scenarios, then two per scenario."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def overview(scenario: Scenario, by_setup: Mapping[str, Cell]) -> Table:
 
 
 def close_up(scenario: Scenario, setup: str, cell: Cell) -> Table:
-    """Return everything that was counted for one setup."""
+    """Return all counters of one setup."""
     rows: list[tuple[str, ...]] = [
         (
             policy,
@@ -71,7 +71,7 @@ def close_up(scenario: Scenario, setup: str, cell: Cell) -> Table:
 
 
 def anchors(setup: str, policy: str, pairs: Mapping[str, Sequence[Cell]]) -> Table:
-    """Return what anchors add: for each scenario a cell without and one with them."""
+    """Return the effect of anchors: for each scenario a cell without and one with anchors."""
     rows = []
     for name, cells in pairs.items():
         without, anchored = (cell.outcomes[policy] for cell in cells)

@@ -1,7 +1,7 @@
-"""Synthetic traffic of agent clients, as token streams: sessions and all that comes between turns.
+"""Synthetic traffic of agent clients as token streams: sessions, and requests between their turns.
 
-Owns the parameters of each scenario and the order of its requests. Everything follows from names
-and seeds; nothing is measured here, and nothing depends on how the requests are served.
+Owns the parameters of each scenario and the order of its requests. Streams are determined by names
+and seeds and do not depend on how the requests are served.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.request import Head
 
 MAX_PROMPT_TOKENS = 40_000
-"""A session that has grown beyond it is left, as clients do that compact their history."""
+"""A longer session ends, as with clients that compact their history."""
 
 SEEDS = ("first", "second", "third")
-"""Each scenario is drawn once for each of them."""
+"""One stream of each scenario is generated per seed."""
 
 _IDENTITY = Identity(b"bench", "default")
 _TAIL_TOKENS = 4
-"""What follows the boundary in a prompt: the opened or closed think block."""
+"""Tokens of a prompt after the boundary: the opened or closed think block."""
 _PREFILL_TOKENS_PER_S = 1_100
 _SECONDS_PER_ANSWER_TOKEN = 0.1
 _PAUSE_LIMIT_S = 3_600.0
@@ -50,18 +50,18 @@ class Kind(Enum):
 
     @property
     def is_return(self) -> bool:
-        """Whether it goes on with an earlier request of its session."""
+        """Whether it continues an earlier request of its session."""
         return self in (Kind.TURN, Kind.STEP, Kind.SUBAGENT_STEP)
 
     @property
     def is_side(self) -> bool:
-        """Whether a client that sets priorities gives it a low one."""
+        """Whether clients give it a low priority."""
         return not self.is_return and self not in (Kind.FIRST, Kind.SUBAGENT)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One parameter set. Shares are probabilities; ``clients`` is how many heads there are."""
+    """One parameter set. Shares are probabilities; ``clients`` is the number of distinct heads."""
 
     name: str
     what: str
@@ -83,30 +83,30 @@ class Scenario:
 SCENARIOS = (
     Scenario(
         "chat",
-        "three people who talk, each turn with a title request beside it",
+        "three users who chat, with a title request for each turn",
         users=3, clients=2, think_s=60, turns=8, postfixes=0.1,
     ),
     Scenario(
         "coding",
-        "two people with coding agents: tool loops, permission reviews, sub-agents, postfixes",
+        "two users with coding agents: tool loops, permission reviews, sub-agents, postfixes",
         users=2, clients=1, think_s=60, turns=6, steps=6, titles=0.3, permissions=0.2,
         summaries=0.3, postfixes=0.2, subagents=0.04,
     ),
     Scenario(
         "team",
-        "six people with agents of three clients, more sessions than there are places",
+        "six users with agents of three clients, more sessions than lanes and entries",
         users=6, clients=3, think_s=120, turns=8, steps=2, titles=0.5, permissions=0.1,
         summaries=0.2, postfixes=0.1, subagents=0.03,
     ),
     Scenario(
         "documents",
-        "three agents, and once a minute a long prompt that nobody continues",
+        "three agents, and once a minute a long prompt that is not continued",
         users=3, clients=2, think_s=60, turns=8, steps=2, titles=0.3, permissions=0.1,
         one_shots_per_hour=60,
     ),
     Scenario(
         "drop-outs",
-        "five people who leave most sessions after a turn or two and stay in the others",
+        "five users who abandon most sessions after one or two turns",
         users=5, clients=2, think_s=60, turns=12, steps=1, titles=1.0, postfixes=0.1,
         abandoned=0.7,
     ),
@@ -115,9 +115,9 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """One request of the stream, with the answer that the model is made to give.
+    """One request of the stream, with the answer that the replay generates.
 
-    ``after`` is the number of the request whose end the client waited for.
+    ``after`` is the number of the request whose end the client waits for before it sends this one.
     """
 
     number: str
@@ -131,7 +131,7 @@ class TrafficRequest:
 
     @property
     def frontier(self) -> int:
-        """The position of the state that is left when the answer has ended."""
+        """The position of the final state after the answer."""
         return len(self.prompt) + len(self.answer) - 1
 
 
@@ -142,7 +142,7 @@ def build_stream(scenario: Scenario, seed: str) -> list[TrafficRequest]:
         for index in range(scenario.clients)
     ]
     sources = [
-        _User(scenario, seed, f"user {index}", clients[index % len(clients)]).live()
+        _User(scenario, seed, f"user {index}", clients[index % len(clients)]).requests_in_order()
         for index in range(scenario.users)
     ]
     if scenario.one_shots_per_hour:
@@ -156,7 +156,7 @@ def _arrival_s(request: TrafficRequest) -> float:
 
 @dataclass(frozen=True)
 class _Client:
-    """A client program: its head, and whether its template drops think blocks of earlier turns."""
+    """A client program: its head, and whether its template drops earlier think blocks."""
 
     head: array[int]
     subagent_head: array[int]
@@ -170,7 +170,7 @@ class _Client:
 
 
 class _User:
-    """Somebody who sends one request after the other; ``live`` yields them in order."""
+    """A user who sends one request after the other; ``requests_in_order`` yields them in order."""
 
     def __init__(self, scenario: Scenario, seed: str, name: str, client: _Client) -> None:
         self._scenario = scenario
@@ -180,14 +180,14 @@ class _User:
         self._now_s = self._rng.uniform(0, scenario.think_s)
         self._count = 0
 
-    def live(self) -> Iterator[TrafficRequest]:
-        """Hold one session after the other."""
+    def requests_in_order(self) -> Iterator[TrafficRequest]:
+        """Yield the requests of one session after the other."""
         while True:
             yield from self._session()
             self._think()
 
     def send_documents(self) -> Iterator[TrafficRequest]:
-        """Send long prompts that nobody continues, at random times."""
+        """Yield long prompts that are not continued, at random times."""
         while True:
             self._now_s += self._rng.expovariate(self._scenario.one_shots_per_hour / 3_600)
             document = self._draw(8_000, 24_000)
@@ -236,13 +236,13 @@ class _User:
             yield last
 
     def _step(self, kind: Kind, opened: TrafficRequest, last: TrafficRequest) -> TrafficRequest:
-        """Send the result of a tool: everything so far is repeated, the answer included."""
+        """Send a tool result after the whole history, including the last answer."""
         prompt = last.prompt.tokens + last.answer + self._draw(80, 2_000)
         boundary = opened.boundary if self._client.drops_thinking else None
         return self._send(kind, prompt, last, heads=last.heads, boundary=boundary)
 
     def _next_history(self, opened: TrafficRequest, last: TrafficRequest) -> array[int]:
-        """Return what the next turn repeats: from the boundary on only what the template leaves."""
+        """Return the history of the next turn; after the boundary, what the template keeps."""
         whole = last.prompt.tokens + last.answer
         if not self._client.drops_thinking:
             return whole
@@ -261,7 +261,7 @@ class _User:
         heads: tuple[Head, ...],
         boundary: int | None = None,
     ) -> TrafficRequest:
-        """Build a request, and wait about as long as a server that forgets nothing takes for it."""
+        """Build a request, and advance time by its duration on a server without evictions."""
         self._count += 1
         known = after.frontier if after else 0
         request = TrafficRequest(
@@ -279,7 +279,7 @@ class _User:
         return request
 
     def _think(self) -> None:
-        """Let an exponential time pass, and every seventh time one with a heavy tail."""
+        """Advance time by an exponential pause; one in seven has a heavy tail."""
         mean_s = self._scenario.think_s
         if self._rng.random() < 1 / 7:
             pause_s = mean_s * self._rng.paretovariate(1.1)
@@ -300,7 +300,7 @@ class _User:
 
 
 def _between(rng: Random, low: int, high: int) -> int:
-    """Draw a whole number whose logarithm is evenly distributed."""
+    """Draw an integer from a log-uniform distribution."""
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 

@@ -1,4 +1,4 @@
-"""Policies with other constants than the built-in ones, to see how much those matter."""
+"""Variants of the policies with other constants than the built-in ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvreg_service.core.sequence import Sequence
 
 @dataclass(frozen=True)
 class _WeighedReturns(CostPolicy):
-    """`CostPolicy` in which former returns raise the value by at most ``returns_weight``."""
+    """`CostPolicy` in which earlier returns raise the value by at most ``returns_weight``."""
 
     returns_weight: float = 0.5
 
@@ -24,7 +24,7 @@ class _WeighedReturns(CostPolicy):
 
 
 def variants() -> dict[str, EvictionPolicy]:
-    """Return them by what is different."""
+    """Return the variants, keyed by the constant that differs."""
     return {
         "cost, 5 s": CostPolicy(COST, 5.0),
         "cost, 80 s": CostPolicy(COST, 80.0),

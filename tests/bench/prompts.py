@@ -1,7 +1,7 @@
-"""Conversations of a known size in the reference model's domain, each with a nonce of its own.
+"""Conversations of a known size in the reference model's domain, each with a unique nonce.
 
-The nonce stands in front of everything else, so that no run and no round can hit what an earlier
-one left in anybody's cache. All nonces have the same number of tokens.
+The nonce comes first, so that no run and no round can hit a prefix cached by an earlier one. All
+nonces have the same number of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUM_SENTENCES = 96
 
 SHORT_ANSWER_TOKENS = 64
 LONG_ANSWER_TOKENS = 192
-"""More than the long answer has, which ends by itself after 151 tokens."""
+"""Above the length of the long answer, which stops after 151 tokens."""
 
 
 def fresh_nonce() -> str:
@@ -26,12 +26,12 @@ def fresh_nonce() -> str:
 
 
 def long_answer(nonce: str) -> Messages:
-    """A prompt of about 1,280 tokens whose answer has about 150."""
+    """Return a prompt of about 1,280 tokens whose answer has about 150."""
     return [_notes(nonce), _user("Count from 1 to 60.")]
 
 
 def unrelated() -> Messages:
-    """A short request that continues nothing."""
+    """Return a short request that shares no prefix with others."""
     return [_user("Hello!")]
 
 
@@ -48,9 +48,9 @@ class Session:
 
     @property
     def side_request(self) -> Messages:
-        """Something unrelated that takes the lane."""
-        told = f"User: My locker code is {self.nonce[:4]}."
-        return [_user(f"Write a title for this conversation:\n{told}")]
+        """An unrelated request that takes the lane."""
+        message = f"User: My locker code is {self.nonce[:4]}."
+        return [_user(f"Write a title for this conversation:\n{message}")]
 
     def with_user_tail(self, answer: str) -> Messages:
         """The next turn: the answer echoed, and a question."""
@@ -58,7 +58,7 @@ class Session:
         return [*self.with_assistant_tail(answer), _user(question)]
 
     def with_assistant_tail(self, answer: str) -> Messages:
-        """The answer echoed, and nothing more."""
+        """The answer echoed as the last message."""
         return [*self.first, {"role": "assistant", "content": answer}]
 
 

@@ -1,4 +1,4 @@
-"""Tables of a run, on the terminal and as a document with a JSON beside it."""
+"""The report of a run: printed tables, and a Markdown document with a JSON file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture, which is written beside the document as ``<date>-<name>.png``."""
+    """A PNG image, written next to the document as ``<date>-<name>.png``."""
 
     name: str
     title: str
@@ -34,9 +34,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """What one bench found: how it measured, its tables, and the numbers behind them.
+    """The result of one bench: its method, tables, and the data of the tables.
 
-    One that is not timed has counts instead, the same in every run.
+    A section that is not timed holds counts, which are the same in every run.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """One run."""
+    """The sections of one run, with the machine and the command."""
 
     name: str
     command: str
@@ -104,7 +104,7 @@ class Report:
             yield f"- {self.remark}"
         if any(section.is_timed for section in self.sections):
             yield ""
-            yield "Values are medians, with the smallest and the largest in brackets."
+            yield "Values are medians, with minimum and maximum in parentheses."
         for section in self.sections:
             yield ""
             yield f"## {section.name.replace('_', ' ').capitalize()}"
@@ -121,7 +121,7 @@ class Report:
 
 
 def goal_text(is_met: bool, goal: str) -> str:
-    """Write a goal and whether it is met."""
+    """Return a goal and whether it is met."""
     return f"{goal}: {'met' if is_met else 'missed'}"
 
 

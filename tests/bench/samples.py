@@ -1,4 +1,4 @@
-"""Repeated measurements of one quantity, and how they are written down."""
+"""Repeated measurements of one quantity, and their text and JSON."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Samples:
 
     @property
     def median(self) -> float:
-        """The middle one; of an even number the mean of the middle two."""
+        """The median; of an even number the mean of the middle two."""
         return statistics.median(self.values)
 
     def percentile(self, percent: float) -> float:
-        """Return the smallest value that at least ``percent`` of all do not exceed."""
+        """Return the smallest value that at least ``percent`` % of the values do not exceed."""
         ordered = sorted(self.values)
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
     def text(self, *, scale: float = 1.0, digits: int = 0) -> str:
-        """Write median, smallest and largest, each multiplied by ``scale``."""
+        """Return median, minimum and maximum, each multiplied by ``scale``."""
         shown = [self.median, min(self.values), max(self.values)]
         median, low, high = (f"{value * scale:,.{digits}f}" for value in shown)
         return f"{median} ({low} .. {high})"
 
     def as_json(self) -> dict[str, float | int]:
-        """Return the summary for the JSON beside the table."""
+        """Return the summary for the JSON file."""
         return {
             "median": self.median,
             "min": min(self.values),
@@ -54,5 +54,5 @@ class Samples:
 
 
 def ratio(numerator: Samples, denominator: Samples) -> float:
-    """Return the ratio of medians, which interleaving keeps free of the machine's drift."""
+    """Return the ratio of medians; interleaved measurements cancel the machine's drift."""
     return numerator.median / denominator.median

@@ -1,8 +1,8 @@
-"""Python outside of the model per decode step, with the real engine.
+"""Python time outside of the model per decode step, with the real engine.
 
-Owns a model that notes when each call begins and ends. What lies between the end of one decode and
-the beginning of the next is everything else: sampling, reading tokens, commit, publishing to the
-readers, cancellations, schedule, and whatever the readers' own thread takes of the interpreter.
+Owns a model wrapper that records the start and end of each call. The time between two decode calls
+is the overhead: sampling, reading tokens, commit, publishing to clients, cancellations, schedule,
+and the time in which the clients' thread holds the interpreter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bench_run import BenchRun, RedError
+from bench_run import BenchFailed, BenchRun
 from in_process import InProcess
 from prompts import LONG_ANSWER_TOKENS, fresh_nonce, long_answer
 from report import Section, Table, goal_text
@@ -28,17 +28,17 @@ _LANES = (1, 2, 8)
 _GOAL_S = 0.35e-3
 
 _METHOD = """\
-C answers of about 150 tokens behind prompts of 1,282, all at once, with one reader each in the same
-process. *Outside* is the time between the end of one call of the model's decode and the beginning
-of the next, while all C lanes decode: sampling, commit, publishing, schedule, and waiting for the
-readers' thread. *Of it computing* is the processor time of the step loop's own thread in it."""
+C concurrent requests with prompts of 1,282 tokens and outputs of about 150, with one client each in
+the same process. *Outside* is the time between the end of one decode call of the model and the
+start of the next, while all C lanes decode: sampling, commit, publishing, schedule, and waiting for
+the clients' thread. *CPU time* is the processor time of the step loop's thread during that time."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of the model, by the wall clock and by its thread's processor time.
+    """One call of the model, with wall time and CPU time of its thread.
 
-    A prefill decodes no sequences.
+    A prefill has ``num_decoding`` 0.
     """
 
     num_decoding: int
@@ -49,7 +49,7 @@ class _Call:
 
 
 class _TimedModel:
-    """A model that keeps a list of its calls."""
+    """A model wrapper that records its calls."""
 
     def __init__(self, model: HybridModel) -> None:
         self._model = model
@@ -84,7 +84,7 @@ def run(bench: BenchRun) -> Section:
         with contextlib.closing(InProcess(replace(options, lanes=lanes), timed)) as engine:
             for _ in range(bench.rounds):
                 prompts = [long_answer(fresh_nonce()) for _ in range(lanes)]
-                engine.ask_all(prompts, LONG_ANSWER_TOKENS)
+                engine.complete_all(prompts, LONG_ANSWER_TOKENS)
                 bench.progress.advance(task)
         steps = _steps(model.calls, lanes)
         outside = Samples.of(after.start_s - before.end_s for before, after in steps)
@@ -105,15 +105,15 @@ def run(bench: BenchRun) -> Section:
             "outside_cpu_s": computing.as_json(),
             "model_s": inside.as_json(),
         }
-    columns = ("", "outside, ms", "p99", "goal", "of it computing, ms", "model, ms")
+    columns = ("", "outside, ms", "p99", "goal", "CPU time, ms", "model, ms")
     return Section("step_overhead", _METHOD, [Table("One decode step", columns, rows)], data)
 
 
 def _steps(calls: list[_Call], lanes: int) -> list[tuple[_Call, _Call]]:
-    """Return neighbouring calls that both decode all lanes.
+    """Return pairs of consecutive calls that both decode all lanes.
 
     Raises:
-        RedError: there are none.
+        BenchFailed: there are none.
     """
     steps = [
         (before, after)
@@ -121,5 +121,5 @@ def _steps(calls: list[_Call], lanes: int) -> list[tuple[_Call, _Call]]:
         if before.num_decoding == after.num_decoding == lanes
     ]
     if not steps:
-        raise RedError(f"no two steps in a row decoded {lanes} sequences")
+        raise BenchFailed(f"no two steps in a row decoded {lanes} sequences")
     return steps

@@ -1,7 +1,7 @@
-"""Recorded sessions through the real scheduler: ``make bench ARGS="traces FILE --users 16"``.
+"""Replays recorded sessions through the real scheduler.
 
-Counts, not times: every run on one recording gives the same. Nothing is written; ``--json`` prints
-one object for whoever compares.
+Run it with ``make bench ARGS="traces FILE --users 16"``. The results are counts and
+the same in every run on one recording. No file is written; ``--json`` prints one object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACES = (0.01, 1.0, 100.0)
 
 @dataclass(frozen=True)
 class TraceCell:
-    """One engine on one stream: the bound, and hit tokens by policy and pace."""
+    """One engine setup on one stream: the bound, and hit tokens by policy and pace."""
 
     users: int
     setup: TraceSetup
@@ -40,16 +40,16 @@ class TraceCell:
     hit_tokens: dict[str, dict[float, int]]
 
     def of_prompt(self, policy: str, pace: float) -> float:
-        """Return hit tokens of all prompt tokens."""
+        """Return hit tokens as a share of all prompt tokens."""
         return self.hit_tokens[policy][pace] / self.prompt_tokens
 
     def of_bound(self, policy: str) -> float:
-        """Return hit tokens of the bound at the pace of the recording."""
+        """Return hit tokens as a share of the bound, at the pace of the recording."""
         hit_tokens = self.hit_tokens[policy]
         return hit_tokens.get(1.0, mean(hit_tokens.values())) / self.bound_tokens
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything, with shares."""
+        """Return all fields and the shares."""
         return {
             "users": self.users,
             **asdict(self.setup),
@@ -69,7 +69,7 @@ class TraceCell:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Replay a recording and print what each policy reuses; return the exit status."""
+    """Replay a recording and print the hit tokens of each policy; return the exit status."""
     options = _parse(arguments)
     console = Console(stderr=options.json)
     sizes = list(product(options.users, options.entries, options.pages))

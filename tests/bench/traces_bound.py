@@ -1,14 +1,14 @@
-"""The most prompt tokens that any choice of kept states could have reused: an upper bound.
+"""An upper bound on the prompt tokens that any choice of kept states can reuse.
 
-Owns the linear program and what it leaves out, so that its optimum is never below the best choice:
+Owns the linear program. Its relaxations, so that its optimum is never below the best choice:
 
-- A *position* is where two prompts of one scope part, or where one of them ends; to resume anywhere
-  else never reuses more. It may be kept from one request whose prompt passes it to the next such
-  request, in part if need be, and a request reuses at most one position.
-- While a request runs, the kept positions that later requests wait for fill at most all state slots
-  but the one that the request itself writes.
-- Their pages lie beside those of its prompt. Positions of one scope are counted as if they all lay
-  on the longest path that is kept of it, so what branches hold of their own costs nothing.
+- A *position* is where two prompts of one scope diverge, or where one of them ends; resuming
+  anywhere else never reuses more. It may be kept, also fractionally, from one request whose prompt
+  passes it to the next such request, and a request reuses at most one position.
+- While a request runs, the positions kept for later requests use at most all state slots except the
+  one that the request itself writes.
+- Their pages and those of its prompt fit the pool. Positions of one scope are counted as if they
+  all lay on the longest kept path of it, so pages that only a branch holds cost nothing.
 
 Source: the relaxation of caching to a linear program over intervals between uses, as in Berger,
 Beckmann and Harchol-Balter, "Practical bounds on optimal caching with variable object sizes",
@@ -41,7 +41,7 @@ class Interval:
 
 
 def most_hit_tokens(stream: Sequence[TraceRequest], setup: TraceSetup) -> int:
-    """Return how many prompt tokens of the stream can be reused at most."""
+    """Return the most prompt tokens of the stream that can be reused."""
     intervals = find_intervals(stream)
     num_slots = setup.layout.num_slots - 1
     program = _Program(intervals)
@@ -90,7 +90,7 @@ def find_intervals(stream: Sequence[TraceRequest]) -> list[Interval]:
 
 
 class _Program:
-    """Maximises reused tokens: a variable for each interval, from 0, not kept, to 1, kept."""
+    """Maximises reused tokens: one variable per interval, from 0, not kept, to 1, kept."""
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self._intervals = intervals
@@ -101,7 +101,7 @@ class _Program:
         self._limits: list[float] = []
 
     def limit_gains(self) -> None:
-        """Let each request reuse at most one position."""
+        """Add the constraint that each request reuses at most one position."""
         by_end: dict[int, list[int]] = defaultdict(list)
         for index, one in enumerate(self._intervals):
             by_end[one.end].append(index)
@@ -109,11 +109,11 @@ class _Program:
             self.limit(indices, 1.0)
 
     def limit(self, variables: Sequence[int], limit: float) -> None:
-        """Keep the sum of some variables within a limit."""
+        """Limit the sum of some variables."""
         self._add(dict.fromkeys(variables, 1.0), limit)
 
     def limit_pages(self, kept: Sequence[int], own_scope: int, num_pages: int) -> None:
-        """Keep the pages of kept intervals within a limit, those of the own scope aside."""
+        """Limit the pages of kept intervals, except those of the request's own scope."""
         by_scope: dict[int, list[int]] = defaultdict(list)
         for index in kept:
             if self._intervals[index].scope != own_scope:
@@ -138,7 +138,7 @@ class _Program:
             return 0.0
         gains = np.zeros(self._num_variables)
         for index, one in enumerate(self._intervals):
-            # Behind the prompt that left it lies the beginning of an answer that may be repeated.
+            # The next prompt may also repeat the beginning of the answer after the position.
             gains[index] = one.pages * PAGE_TOKENS + MAX_SAMPLED_TOKENS
         upper: list[float | None] = [1.0] * len(self._intervals)
         upper += [None] * (self._num_variables - len(self._intervals))
@@ -151,7 +151,7 @@ class _Program:
             method="highs",
         )
         if not found.success:
-            raise RuntimeError(f"the bound was not found: {found.message}")
+            raise RuntimeError(f"the linear program was not solved: {found.message}")
         return float(-found.fun)
 
     def _add(self, coefficients: dict[int, float], limit: float) -> None:

@@ -1,7 +1,7 @@
-"""Plays a timed stream to the scheduler without a model, and counts what each prompt reused.
+"""Replays a timed stream through the scheduler without a model, and counts reused tokens.
 
-Owns one replay. A request takes its lane at the start and gives it back at the end that the stream
-says; how long the scheduler's choices would have taken changes nothing.
+Owns one replay. A request occupies its lane from the start to the end time of the stream,
+independently of how many tokens it reuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvreg_service.core.step import StepResult
 
 @dataclass(frozen=True)
 class TraceSetup:
-    """The sizes of one engine. States and pages have those of the 27B shape."""
+    """The sizes of one engine. A state and a page have the size of the 27B shape."""
 
     lanes: int
     entries: int
@@ -45,7 +45,7 @@ def replay_trace(
     """Serve the stream with all its times multiplied by ``pace``.
 
     Returns:
-        Prompt tokens that were reused.
+        The number of reused prompt tokens.
     """
     return _TraceReplay(stream, setup, policy, pace).run()
 
@@ -95,7 +95,7 @@ class _TraceReplay:
                 heads=one.heads,
             )
         )
-        # As many steps as bring the prompt to its first token: it stops at heads on its way.
+        # Step until the first token; prefill may take several steps because chunks end at heads.
         while request_id in self._sampled and not self._sampled[request_id]:
             self._step(now_s, ends=None)
 

@@ -1,7 +1,7 @@
-"""Recorded sessions as a stream of requests, with made-up tokens that agree where real ones did.
+"""Recorded sessions as a stream of requests, with synthetic tokens that match where real ones did.
 
-Owns the file formats of recorded traffic and the course of time. When each request starts and ends
-follows from the recording and the number of lanes alone, so that every policy serves the same
+Owns the file formats of recorded traffic and the times of the stream. The start and end of each
+request depend only on the recording and the number of lanes, so that every policy serves the same
 requests in the same order.
 """
 
@@ -26,7 +26,7 @@ from kvreg_service.core.ledger import TokenLedger
 from kvreg_service.core.request import Head
 
 MAX_SAMPLED_TOKENS = PAGE_TOKENS - 1
-"""An answer is replayed with fewer tokens than a page; pages for the rest are not taken."""
+"""An answer is replayed with fewer tokens than a page; no pages are allocated for the rest."""
 
 _PREFILL_TOKENS_PER_S = 8_000
 _DECODE_TOKENS_PER_S = 100
@@ -36,15 +36,15 @@ _SHORTEST_PAUSE_S = 2.0
 _SHORTEST_SESSION = 10
 
 Runs = tuple[tuple[int, int], ...]
-"""Consecutive block ids: the first one and how many."""
+"""Runs of consecutive block ids: the first id and the count."""
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
     """One request of a recording. ``blocks`` are the whole pages of its prompt, in order.
 
-    ``scope`` names what block ids belong to: equal ids of one scope are equal tokens with an equal
-    history. ``pause_s`` is the time between the client's previous answer and this request;
+    ``scope`` is the namespace of the block ids: equal ids of one scope are equal tokens with an
+    equal history. ``pause_s`` is the time between the client's previous answer and this request;
     ``start_s`` is the arrival of a client's first request.
     """
 
@@ -66,8 +66,8 @@ class RecordedRequest:
 class TraceRequest:
     """One request of the replayed stream.
 
-    ``answer`` holds the tokens that the client sends back in its next prompt, if it sends them.
-    ``start_s`` and ``end_s`` are when a lane is taken and given back.
+    ``answer`` holds the tokens that the client's next prompt repeats, if it repeats any. The
+    request occupies a lane from ``start_s`` to ``end_s``.
     """
 
     number: str
@@ -79,7 +79,7 @@ class TraceRequest:
 
 
 class TraceFileError(ValueError):
-    """A file that is no recording, or has too few sessions."""
+    """The file is not a recording, or has too few sessions."""
 
 
 def read_stream(
@@ -87,11 +87,11 @@ def read_stream(
 ) -> list[TraceRequest]:
     """Return the requests of ``users`` clients in the order in which ``lanes`` lanes take them.
 
-    Sessions that exceed ``max_context_tokens`` anywhere are left out, and of each of the others the
-    first ``max_requests`` requests are played.
+    Sessions with a request above ``max_context_tokens`` are left out; of each other session the
+    first ``max_requests`` requests are replayed.
 
     Raises:
-        TraceFileError: The file cannot be read as a recording, or has fewer sessions than that.
+        TraceFileError: The file cannot be read as a recording, or has too few sessions.
     """
     recorded = _read(path, users, seed, max_context_tokens, max_requests)
     return _with_tokens(_in_time(recorded, lanes))
@@ -220,9 +220,9 @@ def _with_tokens(timed: list[tuple[float, float, RecordedRequest]]) -> list[Trac
 
 
 def _echoes(recorded: Sequence[RecordedRequest], tokens: _Tokens) -> list[array[int]]:
-    """Return the answer to each request: what stands behind its prompt in the client's next one.
+    """Return the answer to each request: what follows its prompt in the client's next prompt.
 
-    Where the next prompt does not begin with this one, the answer is not sent back.
+    It is empty if the next prompt does not begin with this one.
     """
     by_client: dict[tuple[int, str], list[int]] = {}
     for index, one in enumerate(recorded):
@@ -252,7 +252,7 @@ def _last_block(runs: Runs) -> int | None:
 
 
 class _Tokens:
-    """Gives each block of each scope a token of its own, which fills its page."""
+    """Assigns each block of each scope a unique token, which fills its page."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[str, int], int] = {}

@@ -1,9 +1,9 @@
-"""Import path of the benches' pure parts."""
+"""Adds the folder of the benches to the import path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# The benches are started as a program, and import each other by their bare names.
+# The benches run as a program and import each other by bare name.
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

@@ -1,4 +1,4 @@
-"""The bound on what a policy can reach: never below the best of all choices, and often equal."""
+"""The policy bound is never below a brute-force optimum, and is reached without branches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD_TOKENS = 128
 
 @dataclass(frozen=True)
 class _ArbitraryPolicy:
-    """Values that follow from nothing but a seed: any choice that the scheduler could make."""
+    """Random values from a seed, so that any eviction order can occur."""
 
     seed: int
     name: str = "arbitrary"
@@ -39,7 +39,7 @@ class _ArbitraryPolicy:
 
 
 def _stream(seed, num_requests, *, branches):
-    """Begin conversations and go on with them, the appended and the restored way."""
+    """Return conversations whose turns append to the frontier or restore a checkpoint."""
     rng = Random(seed)
     heads = [_draw(rng, _HEAD_TOKENS) for _ in range(2)]
     stream = []
@@ -83,7 +83,7 @@ def _bound(stream, num_places, *, has_anchors=False):
 
 
 def _resumed_at(earlier, prompt):
-    """Return the longest position of an earlier request that a prompt can go on from."""
+    """Return the longest position of an earlier request from which a prompt can resume."""
     ledger = TokenLedger(_IDENTITY, earlier.prompt.tokens + earlier.answer)
     return max(
         (
@@ -95,8 +95,8 @@ def _resumed_at(earlier, prompt):
     )
 
 
-def _best_of_all_choices(stream, num_places):
-    """Try every choice: what a request leaves takes a place, and all else fits in the others."""
+def _brute_force_optimum(stream, num_places):
+    """Return the best reuse over every choice of kept states that fits the places."""
     best = {frozenset(): 0}
     for index, request in enumerate(stream):
         after = {}
@@ -118,17 +118,17 @@ def _subsets(items, most):
 
 @pytest.mark.parametrize("num_places", [1, 2, 3])
 @pytest.mark.parametrize("branches", [False, True])
-def test_the_best_of_all_choices_never_exceeds_the_bound(num_places, branches):
+def test_brute_force_optimum_never_exceeds_the_bound(num_places, branches):
     for seed in range(40):
         stream = _stream(seed, 8, branches=branches)
-        assert _best_of_all_choices(stream, num_places) <= _bound(stream, num_places), seed
+        assert _brute_force_optimum(stream, num_places) <= _bound(stream, num_places), seed
 
 
 @pytest.mark.parametrize("num_places", [1, 2, 3])
-def test_without_branches_the_bound_is_reached(num_places):
+def test_bound_equals_the_brute_force_optimum_without_branches(num_places):
     for seed in range(40):
         stream = _stream(seed, 8, branches=False)
-        assert _best_of_all_choices(stream, num_places) == _bound(stream, num_places), seed
+        assert _brute_force_optimum(stream, num_places) == _bound(stream, num_places), seed
 
 
 @pytest.mark.parametrize("setup", [Setup(1, 1, 64), Setup(1, 3, 64), Setup(2, 2, 24, anchors=1)])
@@ -144,7 +144,7 @@ def test_no_policy_exceeds_the_bound(setup):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_packed_intervals_are_the_best_of_all_choices(depth):
+def test_packed_gain_equals_the_brute_force_optimum(depth):
     rng = Random(depth)
     for _ in range(60):
         intervals = []
@@ -154,7 +154,7 @@ def test_packed_intervals_are_the_best_of_all_choices(depth):
         assert pack(intervals, depth) == max(
             sum(one.gain for one in chosen)
             for chosen in _subsets_of(intervals)
-            if _deepest(chosen) <= depth
+            if _max_depth(chosen) <= depth
         )
 
 
@@ -162,23 +162,23 @@ def _subsets_of(intervals):
     return chain.from_iterable(combinations(intervals, size) for size in range(len(intervals) + 1))
 
 
-def _deepest(intervals):
+def _max_depth(intervals):
     return max(sum(one.start <= event < one.end for one in intervals) for event in range(11))
 
 
-def test_what_was_never_left_can_not_be_reused():
+def test_prefix_without_a_kept_state_cannot_be_reused():
     stream = _stream(0, 1, branches=False)
     (one,) = find_opportunities(stream)
     assert (one.tokens, one.head_tokens) == (0, 0)
 
 
-def test_a_head_counts_from_its_second_use_on():
+def test_head_counts_from_its_second_use():
     heads = [one.head_tokens for one in find_opportunities(_stream(3, 12, branches=False))]
     assert heads.count(0) == 2
     assert set(heads) == {0, _HEAD_TOKENS}
 
 
-def test_conversations_that_share_only_a_head_are_told_apart():
+def test_conversations_that_share_only_a_head_stay_separate():
     stream = [_stream(seed, 1, branches=False)[0] for seed in (1, 1)]
     head = stream[0].prompt.tokens[:_HEAD_TOKENS]
     other = TrafficRequest(

@@ -1,4 +1,4 @@
-"""The replay serves the stream as its clients would send it."""
+"""The replay serves the stream in the order in which its clients send it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _replay(stream, setup):
     return replay(stream, find_opportunities(stream), setup, build_policy("cost", COST))
 
 
-def test_a_client_waits_for_the_end_of_what_it_goes_on_from():
+def test_client_waits_for_the_end_of_the_request_that_it_continues():
     first = _request("first", range(300))
     tokens = [*first.prompt.tokens, *_ANSWER, *range(1000, 1100)]
     step = _request("step", tokens, kind=Kind.STEP, after="first")
@@ -40,7 +40,7 @@ def test_every_prompt_token_is_counted_once():
     assert outcome.prompt_tokens == sum(len(one.prompt) for one in stream)
 
 
-def test_a_head_is_hit_by_the_second_conversation_where_there_is_an_anchor():
+def test_second_conversation_hits_the_head_if_it_is_anchored():
     heads = (Head(128),)
     stream = [
         _request(name, [*range(128), *range(start, start + 50)], arrival_s=at_s, heads=heads)

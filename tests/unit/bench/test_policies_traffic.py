@@ -1,4 +1,4 @@
-"""The synthetic traffic: the same for everybody, and what it says it is."""
+"""The synthetic traffic is deterministic and has the documented properties."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _content(stream):
     return [(one.number, one.arrival_s, one.prompt.tokens, one.answer) for one in stream]
 
 
-def test_a_seed_gives_the_same_stream_every_time():
+def test_same_seed_gives_the_same_stream():
     assert _content(build_stream(_SHORT[1], "a")) == _content(build_stream(_SHORT[1], "a"))
 
 
@@ -44,7 +44,7 @@ def test_every_request_fits_the_context(stream):
     assert max(one.frontier for one in stream) < MAX_CONTEXT_TOKENS
 
 
-def test_every_return_can_go_on_from_something(stream):
+def test_every_return_can_resume_from_an_earlier_request(stream):
     opportunities = find_opportunities(stream)
     returns = [
         one for request, one in zip(stream, opportunities, strict=True) if request.kind.is_return
@@ -53,7 +53,7 @@ def test_every_return_can_go_on_from_something(stream):
     assert all(one.tokens > 0 for one in returns)
 
 
-def test_a_one_off_prompt_is_continued_by_nobody():
+def test_one_off_prompt_is_never_continued():
     documents = next(one for one in _SHORT if one.name == "documents")
     stream = build_stream(documents, "test")
     conversations = [one.conversation for one in find_opportunities(stream)]
@@ -66,8 +66,8 @@ def test_a_one_off_prompt_is_continued_by_nobody():
     assert all(conversations.count(one) == 1 for one in one_offs)
 
 
-def test_with_a_place_for_everything_all_that_was_left_is_reused(stream):
-    """Forks aside, whose entries are there as well, nothing but the traffic limits the hits."""
+def test_every_reusable_token_is_hit_when_every_sequence_fits(stream):
+    """With room for every sequence and fork, hits are limited only by the traffic."""
     opportunities = find_opportunities(stream)
     setup = Setup(lanes=1, entries=2 * len(stream), num_pages=40_000)
     outcome = replay(stream, opportunities, setup, build_policy("lru", COST))

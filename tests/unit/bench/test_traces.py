@@ -1,4 +1,4 @@
-"""Recordings are replayed as recorded, and no choice of what to keep exceeds the bound."""
+"""Recordings are replayed as recorded, and no policy exceeds the bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvreg_service.core.policies import POLICY_NAMES, build_policy
 
 
 class _ArbitraryPolicy:
-    """Values that follow from a seed alone: any choice that the scheduler could make."""
+    """Random values from a seed, so that any eviction order can occur."""
 
     name = "arbitrary"
     evicts_for_detach = True
@@ -37,7 +37,7 @@ def _write(path, lines):
 
 
 def _session(number, seed, num_requests=12):
-    """Turns that extend the prompt, and now and then one that leaves it before its end."""
+    """Return turns that extend the prompt, and some that diverge before its end."""
     random = Random(seed)
     runs, last, requests = [[1, 4]], 4, []
     for _ in range(num_requests):
@@ -66,7 +66,7 @@ def recording(tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("entries", [0, 1, 3])
-def test_no_choice_exceeds_the_bound(recording, entries, seed):
+def test_no_policy_exceeds_the_bound(recording, entries, seed):
     stream = _read(recording, seed=seed)
     setup = TraceSetup(2, entries, 256)
     bound = most_hit_tokens(stream, setup)
@@ -74,7 +74,7 @@ def test_no_choice_exceeds_the_bound(recording, entries, seed):
         assert replay_trace(stream, setup, policy) <= bound
 
 
-def test_bound_counts_what_can_be_reused_when_everything_fits(recording):
+def test_bound_equals_all_reusable_tokens_when_everything_fits(recording):
     stream = _read(recording, users=1)
     longest = [
         max((one.prompt.common_prefix(other.prompt) for other in stream[:index]), default=0)
@@ -91,7 +91,7 @@ def test_bound_falls_with_slots_and_with_pages(recording):
     assert most_hit_tokens(stream, TraceSetup(1, 8, 40, anchors=0)) < much
 
 
-def test_a_session_alone_reuses_every_prompt_that_it_extends(tmp_path):
+def test_single_session_reuses_every_prompt_that_it_extends(tmp_path):
     requests = [[0.0, 0, 0, 64 * n + 5, 20, "t", 1.0, 2.0, [[1, n]]] for n in range(4, 24)]
     path = _write(
         tmp_path / "one.jsonl.gz", [{"id": "a", "tools": 0, "system": 0, "requests": requests}]
@@ -117,14 +117,14 @@ def test_lanes_run_one_request_at_a_time(recording):
         assert len(overlapping) <= 2
 
 
-def test_a_service_s_recording_is_read_as_one_request_a_client(tmp_path):
+def test_service_recording_is_read_as_one_request_per_client(tmp_path):
     lines = [[float(n), 1024 + n, 10, [[0, 1], [n + 1, 1]]] for n in range(8)]
     stream = _read(_write(tmp_path / "service.jsonl.gz", lines), users=1, max_requests=5)
     assert [len(one.prompt) for one in stream] == [1024] * 5
     assert stream[0].prompt.common_prefix(stream[1].prompt) == 512
 
 
-def test_blocks_of_another_model_share_nothing(tmp_path):
+def test_blocks_of_different_models_are_not_shared(tmp_path):
     requests = [[0.0, 0, n % 2, 64 * 4, 5, "u", 1.0, 1.0, [[1, 4]]] for n in range(10)]
     path = _write(
         tmp_path / "two.jsonl.gz", [{"id": "a", "tools": 0, "system": 0, "requests": requests}]

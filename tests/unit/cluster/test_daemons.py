@@ -27,7 +27,7 @@ def test_ended_program_can_be_started_again(tmp_path: Path) -> None:
 
 
 def test_program_that_never_started_is_not_running(tmp_path: Path) -> None:
-    daemon = Daemon("nobody", ["true"], tmp_path / "log")
+    daemon = Daemon("never-started", ["true"], tmp_path / "log")
     daemon.kill()
     assert not daemon.is_running()
 
