@@ -1,4 +1,4 @@
-"""The command line in-process: arguments of the commands, and exit status of failures."""
+"""The command line, called in process: command arguments and exit status."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(recorder: Recorder) -> Run:
     return lambda *arguments: CliRunner().invoke(cli, arguments)
 
 
-def test_serve_hands_over_checked_settings(run: Run, recorder: Recorder) -> None:
+def test_serve_passes_validated_settings_to_the_command(run: Run, recorder: Recorder) -> None:
     result = run("serve", "--lanes", "2", "--no-exchange", "--memory-gib", "0.5")
     assert result.exit_code == 0
     settings = recorder.served[0]
@@ -97,7 +97,7 @@ def test_plan_that_does_not_fit_ends_with_status_1(run: Run, recorder: Recorder)
     assert (result.exit_code, result.stdout) == (1, "the plan\n")
 
 
-def test_demo_is_played(run: Run, recorder: Recorder) -> None:
+def test_demo_passes_its_arguments_to_the_command(run: Run, recorder: Recorder) -> None:
     assert run("demo", "--group", "G1", "--seed", "7", "--json").exit_code == 0
     assert recorder.demos == [("G1", 7, True)]
 
@@ -111,7 +111,7 @@ def test_unknown_flag_ends_with_status_2(run: Run) -> None:
     assert run("serve", "--blocks", "3").exit_code == 2
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_heavy_package() -> None:
     code = (
         "import sys, json\n"
         "import kvreg_service.__main__ as program\n"

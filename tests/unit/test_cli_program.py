@@ -21,7 +21,7 @@ def kvreg(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_serve_prints_its_address_answers_and_ends_with_status_0() -> None:
+def test_serve_prints_its_address_serves_requests_and_exits_with_status_0() -> None:
     with kvreg("serve", "--port", "0", "--memory-gib", "0.1") as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -59,7 +59,7 @@ def test_refused_start_has_status_2_one_reason_and_no_address(
     assert "Traceback" not in errors
 
 
-def test_taken_port_is_refused_with_its_number() -> None:
+def test_port_in_use_is_refused_with_its_number() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with kvreg("serve", "--port", port) as process:

@@ -21,7 +21,7 @@ def report_of(weight_format: str = "auto", **flags: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def large_model(tmp_path: Path) -> Path:
-    """The configuration of the 27B shape; a plan needs nothing else."""
+    """Return a folder with the configuration of the 27B shape, which is all that a plan reads."""
     config = {
         "model_type": "qwen3_5_text",
         "hidden_size": 5120,
@@ -45,13 +45,13 @@ def large_model(tmp_path: Path) -> Path:
     return path
 
 
-def test_large_model_needs_the_known_bytes_per_slot_and_token(large_model: Path) -> None:
+def test_plan_of_the_27b_shape_has_the_known_bytes_per_slot_and_token(large_model: Path) -> None:
     report = report_of(model=large_model, gpu_memory_gib=16, tp=2, kv_dtype="int8")
     assert report["state_slot_bytes"] == 76_972_032
     assert report["page_bytes"] == 64 * 16_896
 
 
-def test_drafting_takes_keys_and_values_of_its_own(large_model: Path) -> None:
+def test_drafting_adds_its_own_kv_cache(large_model: Path) -> None:
     report = report_of(model=large_model, gpu_memory_gib=16, tp=2, kv_dtype="int8", mtp=3)
     assert report["page_bytes"] == 64 * 17_952
 
@@ -63,7 +63,7 @@ def test_dropping_the_current_state_saves_one_slot_per_entry(large_model: Path) 
     assert keep["state_bytes"] - drop["state_bytes"] == 3 * 76_972_032
 
 
-def test_quantised_configuration_is_planned_as_such(large_model: Path) -> None:
+def test_quantised_configuration_is_planned_with_its_weight_format(large_model: Path) -> None:
     assert report_of(model=large_model, gpu_memory_gib=16, tp=2)["weight_format"] == "nvfp4-mixed"
 
 
@@ -78,7 +78,7 @@ def test_unknown_weight_format_lists_the_known_ones() -> None:
         report_of("bf17", gpu_memory_gib=16)
 
 
-def test_default_context_is_what_the_pages_hold(large_model: Path) -> None:
+def test_default_context_is_the_capacity_of_the_pages(large_model: Path) -> None:
     report = report_of(model=large_model, gpu_memory_gib=16, tp=2, kv_dtype="int8")
     assert report["fits"]
     assert report["max_context_tokens"] == min(262144, report["kv_tokens"])
@@ -90,18 +90,18 @@ def test_sums_of_the_report_add_up(large_model: Path) -> None:
     assert sum(report[part] for part in parts) == report["available_bytes"]
 
 
-def test_plan_without_cards_is_one_for_the_cpu() -> None:
+def test_plan_without_gpus_is_for_the_cpu() -> None:
     report = report_of(model=REFERENCE_MODEL_PATH)
     assert (report["place"], report["weight_format"]) == ("cpu", None)
 
 
 @pytest.mark.parametrize("flags", [{"device": "cuda"}, {"tp": 2}], ids=str)
-def test_plan_for_cards_needs_their_memory(flags: dict[str, Any]) -> None:
+def test_plan_for_gpus_requires_their_memory(flags: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="gpu-memory-gib"):
         report_of(**flags)
 
 
-def test_model_that_cannot_be_split_is_refused() -> None:
+def test_model_that_cannot_be_sharded_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="multiple"):
         report_of(gpu_memory_gib=16, tp=3)
 

@@ -31,7 +31,7 @@ _PARAMS = st.builds(
 def _naive_distribution(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """The definition, step by step, on lists."""
+    """Return the probabilities by the definition, computed step by step on lists."""
     counts = Counter(output)
     x = list(logits)
     for i in {*prompt, *output}:
@@ -54,7 +54,7 @@ def _naive_distribution(
 
 @given(logits=_LOGITS, params=_PARAMS, data=st.data())
 @settings(deadline=None)
-def test_the_distribution_is_the_defined_one(
+def test_distribution_equals_the_naive_reference(
     logits: list[float], params: SamplingParams, data: st.DataObject
 ) -> None:
     ids = st.lists(st.integers(0, len(logits) - 1), max_size=4)
@@ -67,7 +67,7 @@ def test_the_distribution_is_the_defined_one(
     assert result.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_draws_have_the_distribution() -> None:
+def test_sampled_frequencies_match_the_distribution() -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(30, generator=generator)
     sampler = Sampler(SamplingParams(temperature=1.3, top_k=20, seed=11), vocab_size=30)
@@ -104,13 +104,13 @@ def test_the_lowest_temperature_is_greedy() -> None:
     assert Sampler(SamplingParams(temperature=1e-300), vocab_size=3).sample(logits) == 1
 
 
-def test_greedy_respects_the_penalties() -> None:
+def test_greedy_applies_penalties() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=1.0), vocab_size=2)
     logits = torch.tensor([1.0, 0.5])
     assert [sampler.sample(logits) for _ in range(3)] == [0, 1, 0]
 
 
-def test_greedy_respects_the_bias() -> None:
+def test_greedy_applies_logit_bias() -> None:
     sampler = Sampler(SamplingParams(logit_bias={1: 5.0}), vocab_size=2)
     assert sampler.sample(torch.tensor([1.0, 0.0])) == 1
 
@@ -119,14 +119,14 @@ def test_greedy_respects_the_bias() -> None:
     "params",
     [SamplingParams(), SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1)],
 )
-def test_the_only_finite_token_is_chosen(params: SamplingParams) -> None:
+def test_only_finite_logit_is_chosen(params: SamplingParams) -> None:
     logits = torch.full((100,), -torch.inf)
     logits[42] = -3.0
     assert Sampler(params, vocab_size=100).sample(logits) == 42
 
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan])
-def test_nothing_is_drawn_from_broken_logits(value: float) -> None:
+def test_non_finite_logits_are_refused(value: float) -> None:
     sampler = Sampler(SamplingParams(temperature=1.0), vocab_size=4)
     logits = torch.full((4,), -torch.inf)
     logits[2] = value
@@ -134,7 +134,7 @@ def test_nothing_is_drawn_from_broken_logits(value: float) -> None:
         sampler.sample(logits)
 
 
-def test_the_logits_are_left_as_they_were() -> None:
+def test_sampling_does_not_modify_the_logits() -> None:
     logits = torch.tensor([1.0, 2.0, 3.0])
     before = logits.clone()
     params = SamplingParams(
@@ -144,7 +144,7 @@ def test_the_logits_are_left_as_they_were() -> None:
     assert torch.equal(logits, before)
 
 
-def test_a_bias_for_an_unknown_token_is_refused() -> None:
+def test_logit_bias_for_an_unknown_token_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         Sampler(SamplingParams(logit_bias={10: 1.0}), vocab_size=10)
     assert caught.value.param == "logit_bias"
@@ -156,15 +156,15 @@ def _draws(seed: int | None, num: int = 20) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**80])
-def test_a_seed_repeats_its_draws(seed: int) -> None:
+def test_same_seed_gives_the_same_tokens(seed: int) -> None:
     assert _draws(seed) == _draws(seed)
 
 
-def test_without_a_seed_requests_differ() -> None:
+def test_requests_without_a_seed_differ() -> None:
     assert _draws(None) != _draws(None)
 
 
-def test_a_request_draws_the_same_beside_others() -> None:
+def test_sampled_tokens_do_not_depend_on_other_requests() -> None:
     logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(1))
 
     def sampler(seed: int) -> Sampler:
@@ -177,14 +177,14 @@ def test_a_request_draws_the_same_beside_others() -> None:
     assert [row[1] for row in drawn] == expected
 
 
-def test_a_greedy_batch_is_each_row_greedy() -> None:
+def test_greedy_batch_equals_greedy_rows() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
     greedy = Sampler(SamplingParams(), vocab_size=50)
     assert argmax_batch(logits) == [greedy.sample(row) for row in logits]
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf], ids=str)
-def test_a_greedy_choice_refuses_a_row_that_is_not_finite_and_no_other(worst: float) -> None:
+def test_greedy_batch_refuses_only_the_non_finite_row(worst: float) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
     logits[1, 7] = worst
     sampler = Sampler(SamplingParams(), vocab_size=50)
@@ -193,11 +193,11 @@ def test_a_greedy_choice_refuses_a_row_that_is_not_finite_and_no_other(worst: fl
         sampler.sample(logits[1])
 
 
-def test_a_greedy_choice_refuses_a_row_without_any_finite_logit() -> None:
+def test_greedy_refuses_a_row_without_a_finite_logit() -> None:
     assert argmax_batch(torch.full((1, 5), -math.inf)) == [None]
 
 
-def test_logprobs_are_those_of_the_model() -> None:
+def test_logprobs_are_computed_from_the_raw_logits() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0])
     result = token_logprobs(logits, 0, 2)
     expected = logits.double().log_softmax(0).tolist()
@@ -206,5 +206,5 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert [value for _, value in result.top] == pytest.approx([expected[1], expected[2]])
 
 
-def test_more_logprobs_than_tokens_are_all_of_them() -> None:
+def test_top_logprobs_are_limited_to_the_vocabulary() -> None:
     assert len(token_logprobs(torch.zeros(3), 0, 20).top) == 3

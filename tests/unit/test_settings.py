@@ -1,4 +1,4 @@
-"""The sources of settings, and errors that report all problems at once."""
+"""The sources of settings, their precedence, and errors that list all problems at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_defaults_serve_the_bundled_model_on_the_loopback() -> None:
     )
 
 
-def test_flag_wins_over_environment_over_file_over_default(
+def test_flag_overrides_environment_overrides_file_overrides_default(
     monkeypatch: pytest.MonkeyPatch, config_file: Path
 ) -> None:
     monkeypatch.setenv("KVREG_LANES", "2")
@@ -55,7 +55,7 @@ def test_flag_wins_over_environment_over_file_over_default(
     assert settings.threads == 1
 
 
-def test_file_may_be_named_in_the_environment(
+def test_path_of_the_config_file_can_be_set_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, config_file: Path
 ) -> None:
     monkeypatch.setenv("KVREG_CONFIG_FILE", str(config_file))
@@ -69,17 +69,17 @@ def test_file_may_be_toml(tmp_path: Path) -> None:
     assert (settings.lanes, settings.current_state, settings.exchange) == (2, "drop", False)
 
 
-def test_flag_that_was_not_given_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unset_flag_does_not_override_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVREG_LANES", "2")
     assert load_settings({"lanes": None}).lanes == 2
 
 
-def test_variable_set_to_nothing_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVREG_LANES", "")
     assert load_settings().lanes == 1
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_are_immutable() -> None:
     settings = load_settings()
     with pytest.raises(pydantic.ValidationError):
         settings.lanes = 2  # type: ignore[misc]
@@ -154,7 +154,7 @@ def test_entries_without_reuse_are_refused_with_both_values() -> None:
     assert "entries = 2" in limit
 
 
-def test_dropping_without_entries_is_refused_with_both_values() -> None:
+def test_drop_without_entries_is_refused_with_both_values() -> None:
     limit = problems_of({"current_state": "drop", "entries": 0})["entries"].limit
     assert "current_state = drop" in limit
     assert "entries = 0" in limit
@@ -165,12 +165,14 @@ def test_reuse_may_be_disabled_without_entries() -> None:
 
 
 @pytest.mark.parametrize("name", ["KVREG_TEST_GPU", "KVREG_CLUSTER_NAME", "KVREGISTRY"])
-def test_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unrelated_variables_are_ignored(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
     load_settings()
 
 
-def test_service_links_of_kubernetes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubernetes_service_link_variable_is_an_error_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("KVREG_SERVICE_HOST", "10.0.0.1")
     assert "enableServiceLinks" in problems_of()["KVREG_SERVICE_HOST"].limit
 
@@ -184,45 +186,43 @@ def test_service_links_of_kubernetes_are_explained(monkeypatch: pytest.MonkeyPat
         ("profile.toml", "lanes"),
     ],
 )
-def test_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str) -> None:
+def test_unreadable_file_is_an_error_with_its_path(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=name):
         load_settings({"config_file": path})
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"absent\.json"):
         load_settings({"config_file": tmp_path / "absent.json"})
 
 
-def test_model_is_named_after_its_folder(tmp_path: Path) -> None:
+def test_default_model_name_is_the_folder_name(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     assert load_settings({"model": folder}).model_id == "my-model"
 
 
-def test_model_may_be_given_a_name() -> None:
+def test_model_name_can_be_set() -> None:
     assert load_settings({"served_model_name": "chat"}).model_id == "chat"
 
 
 @pytest.mark.parametrize("name", ["KVREG_API_KEYS", "KVREG_API_KEYS_FILE"])
-def test_keys_set_to_nothing_do_not_open_the_server(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_empty_api_keys_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "")
     assert "is empty" in problems_of()[name].limit
 
 
-def test_keys_have_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_keys_from_two_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVREG_API_KEYS", "sk-secret")
     problems = problems_of({"api_keys_file": "keys.json"})
     assert "exclude each other" in problems["api_keys"].limit
 
 
 @pytest.mark.parametrize("name", ["keys", "keys.yaml"])
-def test_key_file_has_a_known_extension(name: str) -> None:
+def test_key_file_with_an_unknown_extension_is_refused(name: str) -> None:
     assert ".toml" in problems_of({"api_keys_file": name})["api_keys_file"].limit
 
 
@@ -236,7 +236,7 @@ def test_key_file_has_a_known_extension(name: str) -> None:
     ],
     ids=lambda value: next(iter(value)),
 )
-def test_no_problem_shows_a_key(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_problems_contain_no_key(tmp_path: Path, values: dict[str, Any]) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(values))
     with pytest.raises(ConfigurationError) as caught:
@@ -245,13 +245,13 @@ def test_no_problem_shows_a_key(tmp_path: Path, values: dict[str, Any]) -> None:
     assert "secret" not in str(caught.value.fields)
 
 
-def test_settings_do_not_show_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_settings_contains_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVREG_API_KEYS", "sk-secret")
     settings = load_settings()
     assert "secret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
 
 
-def test_profile_hash_ignores_what_decides_neither_memory_nor_reuse() -> None:
+def test_profile_hash_ignores_settings_without_effect_on_memory_or_reuse() -> None:
     assert load_settings({"port": 1, "log_level": "debug"}).profile_hash == (
         load_settings().profile_hash
     )
@@ -260,11 +260,11 @@ def test_profile_hash_ignores_what_decides_neither_memory_nor_reuse() -> None:
 @pytest.mark.parametrize(
     "flags", [{"lanes": 2}, {"entries": 2}, {"current_state": "drop"}, {"exchange": False}], ids=str
 )
-def test_profile_hash_tells_profiles_apart(flags: dict[str, Any]) -> None:
+def test_profile_hash_differs_between_profiles(flags: dict[str, Any]) -> None:
     assert load_settings(flags).profile_hash != load_settings().profile_hash
 
 
-def test_all_settings_that_cannot_be_served_are_reported_together() -> None:
+def test_all_unsupported_settings_are_reported_together() -> None:
     settings = load_settings({"tp": 2, "mtp": 1, "device": "cuda", "kv_dtype": "int8"})
     with pytest.raises(ConfigurationError) as caught:
         require_servable(settings)
@@ -272,5 +272,5 @@ def test_all_settings_that_cannot_be_served_are_reported_together() -> None:
         assert part in caught.value.message
 
 
-def test_defaults_can_be_served() -> None:
+def test_defaults_are_supported() -> None:
     require_servable(load_settings())

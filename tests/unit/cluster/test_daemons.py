@@ -1,4 +1,4 @@
-"""A program of the cluster is ended by whoever knows its log, and tells why it did not start."""
+"""The daemons of the test cluster: start, kill by another process, and the error at start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.harness.daemons import Daemon, DaemonFailed
 
 
-def test_program_is_ended_by_another_owner_of_its_log(tmp_path: Path) -> None:
+def test_daemon_can_be_killed_through_another_object_with_the_same_log(tmp_path: Path) -> None:
     first, second = (Daemon("sleeper", ["sleep", "60"], tmp_path / "log") for _ in range(2))
     first.start()
     assert second.is_running()
@@ -17,7 +17,7 @@ def test_program_is_ended_by_another_owner_of_its_log(tmp_path: Path) -> None:
     assert not second.is_running()
 
 
-def test_ended_program_can_be_started_again(tmp_path: Path) -> None:
+def test_killed_daemon_can_be_started_again(tmp_path: Path) -> None:
     daemon = Daemon("sleeper", ["sleep", "60"], tmp_path / "log")
     for _ in range(2):
         daemon.start()
@@ -26,13 +26,13 @@ def test_ended_program_can_be_started_again(tmp_path: Path) -> None:
         assert not daemon.is_running()
 
 
-def test_program_that_never_started_is_not_running(tmp_path: Path) -> None:
+def test_daemon_that_was_never_started_is_not_running(tmp_path: Path) -> None:
     daemon = Daemon("never-started", ["true"], tmp_path / "log")
     daemon.kill()
     assert not daemon.is_running()
 
 
-def test_program_that_ends_too_early_shows_its_last_words(tmp_path: Path) -> None:
+def test_daemon_that_exits_early_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
     daemon = Daemon("broken", ["sh", "-c", "echo no such port >&2; exit 3"], tmp_path / "log")
     daemon.start()
     with pytest.raises(DaemonFailed, match="broken has ended:\nno such port"):

@@ -1,4 +1,4 @@
-"""An image is built again when something changed that it is made from, and only then."""
+"""An image is rebuilt exactly when one of its sources has changed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "pins.txt", "code/one.py", "code/two.py"])
-def test_whatever_is_copied_counts(repository: Path, name: str) -> None:
+def test_digest_covers_every_copied_file(repository: Path, name: str) -> None:
     before = RECIPE.digest()
     (repository / name).write_text("changed")
     assert RECIPE.digest() != before
 
 
 @pytest.mark.parametrize("name", ["other.txt", "code/__pycache__/one.pyc"])
-def test_nothing_else_counts(repository: Path, name: str) -> None:
+def test_digest_ignores_other_files(repository: Path, name: str) -> None:
     before = RECIPE.digest()
     (repository / name).write_text("changed")
     assert RECIPE.digest() == before
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.dockerfile)
-def test_recipe_names_all_that_its_dockerfile_copies(recipe: Recipe) -> None:
+def test_recipe_lists_every_path_that_its_dockerfile_copies(recipe: Recipe) -> None:
     copied: set[str] = set()
     for line in (REPOSITORY / recipe.dockerfile).read_text().splitlines():
         words = line.split()
@@ -47,13 +47,13 @@ def test_recipe_names_all_that_its_dockerfile_copies(recipe: Recipe) -> None:
     assert copied == {source.partition("/")[0] for source in recipe.sources}
 
 
-def test_record_outlives_its_run(tmp_path: Path) -> None:
+def test_record_is_read_by_the_next_run(tmp_path: Path) -> None:
     Record(tmp_path / "record.json").set("built", "engine", "abc")
     assert Record(tmp_path / "record.json").get("built", "engine") == "abc"
     assert Record(tmp_path / "record.json").get("brought", "engine") is None
 
 
-def test_record_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "record.json"
     Record(path).set("built", "engine", "abc")
     write = Path.write_text
@@ -68,7 +68,7 @@ def test_record_is_never_half_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Record(path).get("built", "engine") == "abc"
 
 
-def test_values_are_merged_as_helm_does() -> None:
+def test_values_are_merged_as_by_helm() -> None:
     values = {"engine": {"replicas": 1, "image": {"tag": "a"}}, "crd": {"install": True}}
     changes = {"engine": {"image": {"tag": "b"}}, "crd": None}
     assert merge(values, changes) == {
