@@ -1,6 +1,6 @@
-"""The parts of a Markdown text that the document tests check: prose, code spans, links, anchors.
+"""Finds the parts of Markdown that the document tests check: prose, code spans, links, anchors.
 
-Covers the Markdown that the documents of this repository use, not the whole language.
+Supports the Markdown that the documents of this repository use, not the whole language.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a text: those that GitHub makes of headings, and explicit ids."""
+    """Return the anchors of a text: those that GitHub derives from headings, and explicit ids."""
     body = _body(text)
     found = set(re.findall(r'<a id="([^"]+)">', body))
     seen: Counter[str] = Counter()

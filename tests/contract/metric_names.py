@@ -1,6 +1,6 @@
-"""The names that dashboards, rules and the operator may rely on, each with its labels.
+"""The metric names that dashboards, rules and the operator may use, each with its labels.
 
-A name that goes or changes here breaks what others have built on it: say so in the release notes.
+To rename or remove one is a breaking change, which belongs in the release notes.
 """
 
 from __future__ import annotations
@@ -53,4 +53,4 @@ METRIC_LABELS: dict[str, tuple[str, ...]] = {
     "process_open_fds": (),
     "process_max_fds": (),
 }
-"""By the names of their types; a histogram has ``_bucket``, ``_sum`` and ``_count`` behind it."""
+"""Keys are family names; the samples of a histogram end with ``_bucket``, ``_sum``, ``_count``."""

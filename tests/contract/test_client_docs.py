@@ -1,6 +1,6 @@
-"""docs/clients.md against a real server: its examples run, and print what it says they print.
+"""The examples of docs/clients.md run against a real server and print the documented output.
 
-Numbers may change with the model and the machine, so any number is as good as any other.
+Numbers depend on the model and the machine, so any two numbers count as equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Example:
-    """A piece of code, the line it begins at, and what it prints; None where that may vary."""
+    """A code block, its first line, and its documented output; None if the output may vary."""
 
     language: str
     code: str
@@ -44,8 +44,8 @@ class Example:
 
 
 @dataclass
-class Play:
-    """What every example has printed, and the first error, with which the play ended."""
+class ExampleRun:
+    """The output of every example up to the first error, which ends the run."""
 
     outputs: dict[Example, str] = field(default_factory=dict)
     failed: Example | None = None
@@ -58,7 +58,7 @@ def _read_examples() -> list[Example]:
     for fence in _FENCE.finditer(text):
         language, code = fence.groups()
         if language in ("text", "log"):
-            # What depends on how fast the machine is stands in a log.
+            # A `log` block holds output that depends on the speed of the machine.
             examples[-1] = replace(examples[-1], output=code if language == "text" else None)
         else:
             examples.append(Example(language, code, text.count("\n", 0, fence.start()) + 2))
@@ -67,8 +67,8 @@ def _read_examples() -> list[Example]:
 
 EXAMPLES = _read_examples()
 START = next(example for example in EXAMPLES if example.code.startswith("kvreg serve"))
-PLAYED = [one for one in EXAMPLES if one.language in ("python", "sh") and one is not START]
-TABLES = [one for one in EXAMPLES if one.language == "toml"]
+RUNNABLE = [one for one in EXAMPLES if one.language in ("python", "sh") and one is not START]
+KEY_TABLES = [one for one in EXAMPLES if one.language == "toml"]
 
 
 def _serve_arguments() -> list[str]:
@@ -84,14 +84,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    """Start the server as the document says, but on a free port."""
+    """Start the server as documented, but on a free port."""
     arguments = [sys.executable, "-m", "kvreg_service", *_serve_arguments(), "--port", "0"]
     log = folder / "kvreg.log"
     with log.open("wb") as output:
         server = subprocess.Popen(arguments, stdout=output, cwd=folder, env=_environment())
     try:
         while not log.read_bytes().partition(b"\n")[1]:
-            assert server.poll() is None, "the server has ended"
+            assert server.poll() is None, "the server has exited"
         yield log.read_text().splitlines()[0]
     finally:
         server.terminate()
@@ -99,28 +99,28 @@ def url(folder: Path) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without settings of anybody, and with this interpreter as `python`."""
-    ours = ("KVREG_", "OPENAI_", "ANTHROPIC_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    """Return the environment without client and server settings, with this interpreter first."""
+    prefixes = ("KVREG_", "OPENAI_", "ANTHROPIC_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 @pytest.fixture(scope="module")
-def play(url: str, folder: Path) -> Iterator[Play]:
-    play = Play()
+def example_run(url: str, folder: Path) -> Iterator[ExampleRun]:
+    example_run = ExampleRun()
     names: dict[str, Any] = {}
     try:
-        for example in PLAYED:
+        for example in RUNNABLE:
             code = example.code.replace(ADDRESS, url)
             try:
                 if example.language == "python":
-                    play.outputs[example] = _run_python(code, names)
+                    example_run.outputs[example] = _run_python(code, names)
                 else:
-                    play.outputs[example] = _run_shell(code, folder)
-            except Exception as err:  # noqa: BLE001 - whatever an example raises is its failure
-                play.failed, play.error = example, repr(err)
+                    example_run.outputs[example] = _run_shell(code, folder)
+            except Exception as err:  # noqa: BLE001 - any exception fails the example
+                example_run.failed, example_run.error = example, repr(err)
                 break
-        yield play
+        yield example_run
     finally:
         for name in ("client", "claude"):
             if name in names:
@@ -144,21 +144,21 @@ def _without_numbers(text: str) -> list[str]:
     return [_NUMBER.sub("N", line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("example", PLAYED, ids=str)
-def test_example_runs_and_prints_what_the_document_says(play: Play, example: Example) -> None:
-    if example not in play.outputs:
-        assert play.failed is not None
-        pytest.fail(f"{play.failed}: {play.error}")
+@pytest.mark.parametrize("example", RUNNABLE, ids=str)
+def test_example_prints_the_documented_output(example_run: ExampleRun, example: Example) -> None:
+    if example not in example_run.outputs:
+        assert example_run.failed is not None
+        pytest.fail(f"{example_run.failed}: {example_run.error}")
     if example.output is not None:
-        assert _without_numbers(play.outputs[example]) == _without_numbers(example.output)
+        assert _without_numbers(example_run.outputs[example]) == _without_numbers(example.output)
 
 
-@pytest.mark.parametrize("example", TABLES, ids=str)
-def test_table_of_keys_is_valid(example: Example) -> None:
+@pytest.mark.parametrize("example", KEY_TABLES, ids=str)
+def test_documented_key_table_is_valid(example: Example) -> None:
     assert len(parse_keyring(example.code.encode(), "toml", "clients.md"))
 
 
-def test_every_option_that_is_named_exists() -> None:
+def test_every_documented_option_exists() -> None:
     named = set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", DOCUMENT.read_text()))
     assert named <= {flag_name(option.name) for option in OPTIONS}
 
@@ -167,6 +167,6 @@ def test_every_option_that_is_named_exists() -> None:
     "word",
     [*ReusePath, *Attach, *EvictionReason],
 )
-def test_every_word_that_the_server_uses_is_explained(word: str) -> None:
+def test_every_label_value_is_documented(word: str) -> None:
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     assert any(f"`{word}`" in row.split("|")[1] for row in rows)

@@ -1,4 +1,4 @@
-"""Once keys are configured, no route but the open ones can be reached without one."""
+"""With configured API keys, every route except the open ones requires a key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def routes_of(routes: list[BaseRoute]) -> Iterator[tuple[str, str]]:
         if included is not None:
             yield from routes_of(included.routes)
             continue
-        assert isinstance(route, Route), f"{route} is of a kind that this test does not look into"
+        assert isinstance(route, Route), f"this test does not support routes such as {route}"
         for method in sorted(route.methods or ()):
             yield method, re.sub(r"\{[^}]*\}", "0", route.path)
 
@@ -49,7 +49,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def test_every_api_and_admin_route_is_guarded() -> None:
+def test_every_api_and_admin_route_requires_a_key() -> None:
     assert {path for _, path in ROUTES if path.startswith(("/v1", "/admin"))} == {
         path for _, path in GUARDED
     }
@@ -58,7 +58,7 @@ def test_every_api_and_admin_route_is_guarded() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-async def test_route_answers_nobody_without_a_key(
+async def test_route_without_a_key_returns_401(
     client: httpx.AsyncClient, method: str, path: str
 ) -> None:
     response = await client.request(method, path)
@@ -69,7 +69,7 @@ async def test_route_answers_nobody_without_a_key(
 @pytest.mark.parametrize(
     ("method", "path"), [(method, path) for method, path in GUARDED if path.startswith("/admin")]
 )
-async def test_route_of_administrators_answers_nobody_else(
+async def test_admin_route_with_a_tenant_key_returns_403(
     client: httpx.AsyncClient, method: str, path: str
 ) -> None:
     response = await client.request(method, path, headers={"x-api-key": "a1"})

@@ -1,4 +1,4 @@
-"""Engine and operator log in one format: a reader of either log can read the other."""
+"""Engine and operator write the same log format: one parser reads both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_record(
 
 
 def expected_line(record: logging.LogRecord, extra: Mapping[str, object]) -> dict[str, object]:
-    """Return what a line holds, by the names of its keys."""
+    """Return the expected JSON object of a log line."""
     line: dict[str, object] = {
         "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(),
         "level": record.levelname,
@@ -57,7 +57,7 @@ def expected_line(record: logging.LogRecord, extra: Mapping[str, object]) -> dic
     ],
     ids=["plain", "arguments", "fields", "unicode"],
 )
-def test_line_holds_these_keys_and_values(
+def test_line_has_the_expected_keys_and_values(
     build: Build, args: tuple[str, ...], extra: Mapping[str, object]
 ) -> None:
     record = make_record(*args, **extra)
@@ -65,7 +65,7 @@ def test_line_holds_these_keys_and_values(
 
 
 @every_program
-def test_exception_is_one_text(build: Build) -> None:
+def test_exception_is_a_single_string(build: Build) -> None:
     try:
         raise ValueError("an odd value")
     except ValueError:
@@ -76,18 +76,18 @@ def test_exception_is_one_text(build: Build) -> None:
 
 
 @every_program
-def test_line_is_one_line_and_begins_with_the_time(build: Build) -> None:
+def test_record_is_one_line_that_begins_with_the_time(build: Build) -> None:
     text = build().format(make_record("two\nlines", detail="more\nlines"))
     assert "\n" not in text
     assert list(json.loads(text))[:4] == ["time", "level", "logger", "message"]
 
 
 @every_program
-def test_text_stays_readable(build: Build) -> None:
+def test_non_ascii_text_is_not_escaped(build: Build) -> None:
     assert "größe" in build().format(make_record("größe"))
 
 
-def test_fields_of_libraries_stay_out() -> None:
+def test_extra_fields_of_libraries_are_omitted() -> None:
     kopf = make_record("retrying", k8s_ref={"name": "a"}, k8s_skip=True, settings=object())
     uvicorn = make_record("started", color_message="\x1b[36mstarted")
     operator, engine = operator_log.build_formatter(), service_log.build_formatter()

@@ -1,4 +1,4 @@
-"""The rooms of a package form no circle, and the arrows between them stay few.
+"""The rooms of a package have no import cycle, and the number of arrows is limited.
 
 A room is a sub-package, or a module at the package's root; an arrow is a pair of rooms of which one
 imports the other.
@@ -13,7 +13,7 @@ import pytest
 
 Arrows = dict[str, set[str]]
 
-# The package, and the most arrows that it may have; None where only circles are forbidden.
+# The most arrows of each package; None where only cycles are forbidden.
 MAX_ARROWS = {
     "kvreg_service.api": 29,
     "kvreg_operator": 21,
@@ -42,17 +42,17 @@ def arrows_between_rooms(imports: grimp.ImportGraph, package: str) -> Arrows:
 
 
 @pytest.mark.parametrize("package", MAX_ARROWS)
-def test_rooms_form_no_circle(imports: grimp.ImportGraph, package: str) -> None:
+def test_rooms_have_no_import_cycle(imports: grimp.ImportGraph, package: str) -> None:
     try:
         TopologicalSorter(arrows_between_rooms(imports, package)).prepare()
     except CycleError as err:
-        pytest.fail(f"circle between rooms: {' -> '.join(reversed(err.args[1]))}")
+        pytest.fail(f"import cycle between rooms: {' -> '.join(reversed(err.args[1]))}")
 
 
 @pytest.mark.parametrize(
     ("package", "max_arrows"), [(name, n) for name, n in MAX_ARROWS.items() if n is not None]
 )
-def test_arrows_between_rooms_stay_few(
+def test_number_of_arrows_is_limited(
     imports: grimp.ImportGraph, package: str, max_arrows: int
 ) -> None:
     arrows = arrows_between_rooms(imports, package)

@@ -1,4 +1,4 @@
-"""What the engine's wheel carries: every file that serves, and not the training of its model."""
+"""The wheel contains every file of its packages and no training code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("service/kvreg_service", "kernels/kvreg_kernels", "operator/kvreg_op
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel and the editable wheel of the working tree."""
+    """Build the wheel and the editable wheel of the working tree."""
     folder = tmp_path_factory.mktemp("wheels")
     built = {}
     for version in ("standard", "editable"):
@@ -26,7 +26,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def in_package(package: str) -> set[str]:
-    """Return the files of a package, as paths inside of a wheel."""
+    """Return the files of a package as paths inside a wheel."""
     root = ROOT / package
     return {
         str(file.relative_to(root.parent))
@@ -35,20 +35,20 @@ def in_package(package: str) -> set[str]:
     }
 
 
-def test_wheel_carries_every_file_of_its_packages_and_no_other(wheels: dict[str, Path]) -> None:
+def test_wheel_contains_exactly_the_files_of_its_packages(wheels: dict[str, Path]) -> None:
     expected = set().union(*map(in_package, PACKAGES))
     assert "kvreg_service/reference_model/model.safetensors" in expected
     carried = set(ZipFile(wheels["standard"]).namelist())
     assert {name for name in carried if ".dist-info/" not in name} == expected
 
 
-def test_wheel_does_not_carry_the_training(wheels: dict[str, Path]) -> None:
+def test_wheel_does_not_contain_kvreg_training(wheels: dict[str, Path]) -> None:
     assert in_package("service/kvreg_training")
     names = ZipFile(wheels["standard"]).namelist()
     assert not [name for name in names if "kvreg_training" in name]
 
 
-def test_editable_install_finds_the_training(wheels: dict[str, Path]) -> None:
+def test_editable_install_can_import_kvreg_training(wheels: dict[str, Path]) -> None:
     wheel = ZipFile(wheels["editable"])
     (path_file,) = (name for name in wheel.namelist() if name.endswith(".pth"))
     roots = map(Path, wheel.read(path_file).decode().splitlines())
