@@ -1,7 +1,7 @@
-"""Soaks an engine: ``make soak [ARGS="--seed 3 --operations 500 --http"]``.
+"""Run a soak test: ``make soak [ARGS="--seed 3 --operations 500 --http"]``.
 
-Exits with 1 when anything was found. The seed reproduces the operations; which of them meet depends
-on the machine.
+Exits with 1 if there are findings. The seed reproduces the operations, not their timing, so that
+runs of one seed differ in which operations overlap.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ NUM_OPERATIONS = 2000
 def main(arguments: Sequence[str]) -> int:
     """Run one soak; return the exit status."""
     parser = argparse.ArgumentParser("make soak", description=__doc__)
-    parser.add_argument("--seed", type=int, help="of the operations; by default another each time")
+    parser.add_argument("--seed", type=int, help="seed of the operations; random by default")
     parser.add_argument("--operations", type=int, default=NUM_OPERATIONS, metavar="N")
-    parser.add_argument("--faults", type=float, default=0.01, metavar="RATE", help="of moves")
-    parser.add_argument("--http", action="store_true", help="talk over a socket")
+    parser.add_argument(
+        "--faults", type=float, default=0.01, metavar="RATE", help="share of state moves that fail"
+    )
+    parser.add_argument("--http", action="store_true", help="send requests over HTTP")
     options = parser.parse_args(arguments)
     seed = SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    # Every injected fault is a warning with its traceback.
+    # Every injected fault logs a warning with a traceback.
     logging.getLogger("kvreg_service").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     console = Console()

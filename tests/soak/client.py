@@ -1,4 +1,4 @@
-"""One client: keeps a few conversations, and carries out operations on them one after the other."""
+"""One client, which keeps a few conversations and runs operations on them sequentially."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.soak import conversation
 from tests.soak.conversation import Conversation, Message
-from tests.soak.door import Ask, Door, Reply
+from tests.soak.door import Door, Reply, RequestSpec
 from tests.soak.judge import Judge
 from tests.soak.operations import ABORTS, LIMITED, TENANTS, Kind, Operation, Options
 
@@ -20,7 +20,7 @@ MOST_TURNS = 9
 
 
 class Client:
-    """Talks through a door; as an operator it reaches for the engine itself."""
+    """Sends requests through a door; calls the engine directly for administration."""
 
     def __init__(self, door: Door, engine: EngineProtocol, judge: Judge) -> None:
         self._door = door
@@ -29,19 +29,19 @@ class Client:
         self._conversations: list[Conversation] = []
 
     async def carry_out(self, operation: Operation) -> None:
-        """Do one thing, and hand what came of it to the judge."""
+        """Run one operation and pass its outcome to the judge."""
         match operation.kind:
             case Kind.NEW:
                 await self._begin(operation)
             case Kind.SIDE:
                 tenant = TENANTS[operation.pick % len(TENANTS)]
-                await self._ask(operation, tenant, conversation.side_request(operation.pick))
+                await self._send(operation, tenant, conversation.side_request(operation.pick))
             case Kind.CROWD:
                 await self._crowd(operation)
             case Kind.SNAPSHOT:
-                self._judge.look(operation.number, self._engine.snapshot())
+                self._judge.check_snapshot(operation.number, self._engine.snapshot())
                 for tenant in TENANTS:
-                    self._judge.look(operation.number, self._engine.snapshot(tenant))
+                    self._judge.check_snapshot(operation.number, self._engine.snapshot(tenant))
             case Kind.PIN | Kind.UNPIN | Kind.DROP:
                 self._administer(operation)
             case Kind.QUOTA:
@@ -62,7 +62,7 @@ class Client:
 
     async def _plant(self, operation: Operation, session: Conversation) -> None:
         messages = session.with_user(session.opening)
-        # Cut off or drawn, the first turn would be another one.
+        # Greedy and without stop strings, so that the answer acknowledges the canary.
         options = replace(operation.options, max_tokens=32, stop=(), seed=None)
         if await self._say(operation, session, messages, options):
             session.is_planted = True
@@ -70,14 +70,14 @@ class Client:
     async def _talk(self, operation: Operation) -> None:
         if not self._conversations:
             return
-        # Mostly the newest goes on; now and then one returns after a long time.
+        # Mostly the newest conversation continues; one in five times an older one returns.
         session = self._conversations[0 if operation.pick % 5 == 0 else -1]
         if not session.is_planted or session.num_turns >= MOST_TURNS:
-            # Its first turn has failed, or it is over: another one begins.
+            # The first turn failed, or the conversation is complete: begin another one.
             self._conversations.remove(session)
             await self._begin(operation)
             return
-        text = conversation.something(operation.pick)
+        text = conversation.user_text(operation.pick)
         match operation.kind:
             case Kind.TURN:
                 await self._say(operation, session, session.with_user(text))
@@ -85,7 +85,7 @@ class Client:
                 await self._recall(operation, session)
             case Kind.POSTFIX_SIDE:
                 messages = session.with_user(f"{conversation.TITLE} {text}")
-                await self._ask(operation, session.tenant, messages, session)
+                await self._send(operation, session.tenant, messages, session)
             case Kind.EDIT if session.num_turns > 1:
                 messages = [*session.without_last_turn(), {"role": "user", "content": text}]
                 await self._say(operation, session, messages)
@@ -99,9 +99,9 @@ class Client:
             case Kind.COUNT_TOKENS:
                 await self._count(operation, session, session.with_user(text))
             case _:
-                ask = self._as_ask(operation, session.tenant, session.with_user(text), session)
-                outcome = await self._door.abort(ask, ABORTS[operation.kind])
-                self._judge.left(operation.number, outcome)
+                spec = self._build_spec(operation, session.tenant, session.with_user(text), session)
+                outcome = await self._door.abort(spec, ABORTS[operation.kind])
+                self._judge.count_disconnect(operation.number, outcome)
 
     async def _say(
         self,
@@ -110,8 +110,8 @@ class Client:
         messages: list[Message],
         options: Options | None = None,
     ) -> Reply | None:
-        """Ask, and go on from the answer if there is one."""
-        reply = await self._ask(operation, session.tenant, messages, session, options)
+        """Send a turn and append its answer, if any, to the conversation."""
+        reply = await self._send(operation, session.tenant, messages, session, options)
         if reply is not None:
             session.go_on(messages, reply.text)
         return reply
@@ -120,34 +120,35 @@ class Client:
         messages = session.with_user(conversation.RECALL)
         reply = await self._say(operation, session, messages)
         if reply is not None:
-            ask = self._as_ask(operation, session.tenant, messages, session)
-            self._judge.recalled(operation.number, ask, reply, session.canary)
+            spec = self._build_spec(operation, session.tenant, messages, session)
+            self._judge.check_recall(operation.number, spec, reply, session.canary)
 
     async def _continue(self, operation: Operation, session: Conversation) -> None:
-        ask = replace(
-            self._as_ask(operation, session.tenant, session.messages, session),
+        spec = replace(
+            self._build_spec(operation, session.tenant, session.messages, session),
             is_continuation=True,
         )
-        self._judge.take(operation.number, ask, await self._door.ask(ask))
+        self._judge.check_outcome(operation.number, spec, await self._door.send(spec))
 
     async def _count(
         self, operation: Operation, session: Conversation, messages: list[Message]
     ) -> None:
-        ask = self._as_ask(operation, session.tenant, messages, session)
-        if await self._door.count_tokens(ask) <= 0:
-            self._judge.find("a prompt of no tokens", operation.number)
+        spec = self._build_spec(operation, session.tenant, messages, session)
+        if await self._door.count_tokens(spec) <= 0:
+            self._judge.find("count_tokens returned 0", operation.number)
 
     async def _crowd(self, operation: Operation) -> None:
         messages = conversation.side_request(operation.pick)
-        asks = [
+        specs = [
             replace(
-                self._as_ask(operation, TENANTS[0], messages), name=f"{operation.number}/{index}"
+                self._build_spec(operation, TENANTS[0], messages),
+                name=f"{operation.number}/{index}",
             )
             for index in range(3)
         ]
-        outcomes = await asyncio.gather(*(self._door.ask(ask) for ask in asks))
-        for ask, outcome in zip(asks, outcomes, strict=True):
-            self._judge.take(operation.number, ask, outcome)
+        outcomes = await asyncio.gather(*(self._door.send(spec) for spec in specs))
+        for spec, outcome in zip(specs, outcomes, strict=True):
+            self._judge.check_outcome(operation.number, spec, outcome)
 
     def _administer(self, operation: Operation) -> None:
         now = self._engine.snapshot()
@@ -156,7 +157,7 @@ class Client:
         if not kept:
             return
         sequence_id = kept[operation.pick % len(kept)]
-        # What was kept a moment ago may run or be gone.
+        # A sequence of the snapshot may by now run or be evicted.
         try:
             match operation.kind:
                 case Kind.PIN:
@@ -168,7 +169,7 @@ class Client:
         except (NotFound, SessionBusy, PinRefused) as error:
             self._judge.refusals[error.code] += 1
 
-    async def _ask(
+    async def _send(
         self,
         operation: Operation,
         tenant: str,
@@ -176,18 +177,18 @@ class Client:
         session: Conversation | None = None,
         options: Options | None = None,
     ) -> Reply | None:
-        ask = self._as_ask(operation, tenant, messages, session, options)
-        return self._judge.take(operation.number, ask, await self._door.ask(ask))
+        spec = self._build_spec(operation, tenant, messages, session, options)
+        return self._judge.check_outcome(operation.number, spec, await self._door.send(spec))
 
-    def _as_ask(
+    def _build_spec(
         self,
         operation: Operation,
         tenant: str,
         messages: list[Message],
         session: Conversation | None = None,
         options: Options | None = None,
-    ) -> Ask:
-        return Ask(
+    ) -> RequestSpec:
+        return RequestSpec(
             name=str(operation.number),
             tenant=tenant,
             messages=messages,
@@ -198,7 +199,7 @@ class Client:
 
 
 def _quotas(pick: int) -> dict[str, Quota]:
-    """Nobody's, or one that leaves others most of what there is."""
+    """Return no quotas, or one for ``LIMITED`` that leaves most of the memory to others."""
     if pick % 3 == 0:
         return {}
     return {LIMITED: Quota(entries=pick % 3, pages=16 + pick % 8, anchors=pick % 2)}

@@ -1,6 +1,6 @@
-"""Conversations in the words that the reference model knows, each with a canary of its own.
+"""Conversations from the training grammar of the reference model, each with its own canary.
 
-Owns what is said. What came of it is ``judge``'s business.
+Owns the messages. ``judge`` checks the answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTES = (
     "If something is unclear, say so.",
     "Support requests are answered within two days.",
 )
-_SAID = (
+_USER_TEXTS = (
     "Hello!",
     "What can you do?",
     "What is 7 plus 5?",
@@ -47,31 +47,31 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def canary_of(number: int) -> str:
-    """Return the locker code of a conversation; 9,000 of them differ."""
+    """Return the locker code of a conversation; there are 9,000 different ones."""
     return str(1000 + number * 1237 % 9000)
 
 
-def something(pick: int) -> str:
-    """Return something to say."""
-    return _SAID[pick % len(_SAID)]
+def user_text(pick: int) -> str:
+    """Return the text of a user message."""
+    return _USER_TEXTS[pick % len(_USER_TEXTS)]
 
 
 def side_request(pick: int) -> list[Message]:
-    """Return a short request that has nothing to do with any conversation."""
-    text = f"{TITLE}\n\nUser: {something(pick)} This is request {pick % 1000}."
+    """Return a short request that shares no prefix with a conversation."""
+    text = f"{TITLE}\n\nUser: {user_text(pick)} This is request {pick % 1000}."
     return [{"role": "user", "content": text}]
 
 
 @dataclass
 class Conversation:
-    """One session as its client sees it. Every third has a system prompt that others share."""
+    """One session on the client's side. Every third shares its system prompt with others."""
 
     number: int
     tenant: str
     has_tools: bool = False
     messages: list[Message] = field(default_factory=list)
     is_planted: bool = False
-    """Whether a first turn with the canary was answered."""
+    """Whether the first turn, which contains the canary, was answered."""
     num_turns: int = 0
 
     def __post_init__(self) -> None:
@@ -83,25 +83,25 @@ class Conversation:
 
     @property
     def opening(self) -> str:
-        """The first thing said, which plants the canary."""
+        """The first user message, which contains the canary."""
         return f"My locker code is {self.canary}."
 
     @property
     def is_marked(self) -> bool:
-        """Whether its client asks for an anchor behind the system prompt."""
+        """Whether the client marks the system prompt as an anchor."""
         return self.number % 4 == 0
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """The tools that each of its requests names."""
+        """The tools of each request."""
         return TOOLS if self.has_tools else None
 
     def with_user(self, text: str) -> list[Message]:
-        """Return the conversation and one more user message."""
+        """Return the conversation with one more user message."""
         return [*self.messages, {"role": "user", "content": text}]
 
     def with_tool_result(self, pick: int) -> list[Message]:
-        """Return the conversation with a question, a call of a tool and its result."""
+        """Return the conversation with a question, a tool call and its result."""
         call = {"name": "lookup", "arguments": '{"key": "status"}'}
         name = f"call_{pick % 1000}"
         return [
@@ -115,12 +115,12 @@ class Conversation:
         ]
 
     def without_last_turn(self) -> list[Message]:
-        """Return the conversation before its last user message; not before the canary's."""
+        """Return the conversation without its last turn."""
         last = max(i for i, message in enumerate(self.messages) if message["role"] == "user")
         return self.messages[:last]
 
     def go_on(self, messages: list[Message], answer: str) -> None:
-        """Take over a prompt and its answer."""
-        # An empty answer cannot be sent back, and "..." is what a client shows instead.
+        """Replace the conversation by a prompt and its answer."""
+        # Echo "..." in place of an empty answer.
         self.messages = [*messages, {"role": "assistant", "content": answer or "..."}]
         self.num_turns += 1

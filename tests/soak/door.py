@@ -1,6 +1,6 @@
-"""How a client reaches an engine: what it asks, what it gets, and the way through the process.
+"""The interface between clients and engine (a door), and its implementation within the process.
 
-Owns the order in which events of one answer must come. Over HTTP see ``http_door``.
+Checks the order of the events of each answer. ``http_door`` has the implementation over HTTP.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NUM_LOGPROBS = 3
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request as a client means it."""
+class RequestSpec:
+    """One request, independent of the door."""
 
     name: str
     tenant: str
@@ -40,12 +40,12 @@ class Ask:
     tools: list[dict[str, Any]] | None = None
     is_continuation: bool = False
     is_marked: bool = False
-    """The client asks for an anchor behind the first message."""
+    """The client marks the first message as an anchor."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One whole answer. ``prompt`` is known inside the process only."""
+    """One complete answer. ``prompt`` is None over HTTP."""
 
     text: str
     prompt_tokens: int
@@ -59,8 +59,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error instead of an answer, by its stable code. ``was_accepted`` is false when the
-    request never reached the queue."""
+    """An error, with its stable code. ``was_accepted`` is false if the request was rejected before
+    it entered the queue."""
 
     code: str
     message: str
@@ -68,49 +68,49 @@ class Refusal:
 
 
 class BrokenStream(AssertionError):
-    """The events of an answer came in an order that nobody may see."""
+    """The events of an answer arrived in an invalid order."""
 
 
-Left = Literal["queued", "prefill", "decode", "finished"]
+AbortedAt = Literal["queued", "prefill", "decode", "finished"]
 
 
 class Door(Protocol):
-    """The way to an engine."""
+    """Sends requests to an engine."""
 
-    async def ask(self, ask: Ask, prompt: ChatPrompt | None = None) -> Reply | Refusal:
+    async def send(self, spec: RequestSpec, prompt: ChatPrompt | None = None) -> Reply | Refusal:
         """Send a request and read its answer to the end."""
         ...
 
-    async def abort(self, ask: Ask, stage: Stage) -> Left | Refusal:
-        """Send a request and leave when it is in a stage; return the stage it was really in."""
+    async def abort(self, spec: RequestSpec, stage: Stage) -> AbortedAt | Refusal:
+        """Send a request and disconnect at a stage; return the actual stage at that time."""
         ...
 
-    async def count_tokens(self, ask: Ask) -> int:
-        """Return the length of a prompt without asking for an answer."""
+    async def count_tokens(self, spec: RequestSpec) -> int:
+        """Return the number of prompt tokens without generating an answer."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
 class EngineDoor:
-    """The way through the process."""
+    """Calls the engine within the process."""
 
     def __init__(self, engine: EngineProtocol, builder: PromptBuilder) -> None:
         self._engine = engine
         self._builder = builder
 
-    async def ask(self, ask: Ask, prompt: ChatPrompt | None = None) -> Reply | Refusal:
-        """Send a request, of ``prompt`` if it is given, and read its answer to the end."""
+    async def send(self, spec: RequestSpec, prompt: ChatPrompt | None = None) -> Reply | Refusal:
+        """Send a request, with ``prompt`` if it is given, and read its answer to the end."""
         admission: Admission | None = None
         try:
-            request = self._request(ask, prompt or self._prompt(ask))
+            request = self._request(spec, prompt or self._prompt(spec))
             text, num_tokens, reports = "", 0, []
             finished: Finished | None = None
             async for event in self._engine.generate(request):
                 if finished is not None or isinstance(event, Started) is (admission is not None):
-                    raise BrokenStream(f"{ask.name}: {event} out of order")
+                    raise BrokenStream(f"{spec.name}: {event} out of order")
                 match event:
                     case Started():
                         admission = event.admission
@@ -123,9 +123,9 @@ class EngineDoor:
         except KvregError as error:
             return Refusal(error.code, error.message, _was_accepted(error))
         if admission is None or finished is None:
-            raise BrokenStream(f"{ask.name} ended without its first or last event")
+            raise BrokenStream(f"{spec.name} ended without a Started or Finished event")
         if num_tokens != finished.completion_tokens:
-            raise BrokenStream(f"{ask.name}: {num_tokens} tokens came, {finished} says otherwise")
+            raise BrokenStream(f"{spec.name}: {num_tokens} tokens received, but {finished}")
         return Reply(
             text=text,
             prompt_tokens=admission.prompt_tokens,
@@ -137,12 +137,12 @@ class EngineDoor:
             reports=tuple(reports),
         )
 
-    async def abort(self, ask: Ask, stage: Stage) -> Left | Refusal:
-        """Send a request and leave when it is in a stage."""
-        task = asyncio.create_task(self.ask(ask))
-        while not task.done() and not self._has_reached(ask.name, stage):  # noqa: ASYNC110
+    async def abort(self, spec: RequestSpec, stage: Stage) -> AbortedAt | Refusal:
+        """Send a request and cancel it at a stage."""
+        task = asyncio.create_task(self.send(spec))
+        while not task.done() and not self._has_reached(spec.name, stage):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        left: Left = self._stage(ask.name) or "queued"
+        left: AbortedAt = self._stage(spec.name) or "queued"
         task.cancel()
         try:
             outcome = await task
@@ -150,42 +150,42 @@ class EngineDoor:
             return left
         return outcome if isinstance(outcome, Refusal) else "finished"
 
-    async def count_tokens(self, ask: Ask) -> int:
-        """Return the length of the prompt."""
-        return self._builder.count(self._conversation(ask))
+    async def count_tokens(self, spec: RequestSpec) -> int:
+        """Return the number of prompt tokens."""
+        return self._builder.count(self._conversation(spec))
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def _has_reached(self, name: str, stage: Stage) -> bool:
         now = self._stage(name)
         if stage == "queued":
-            # With a free lane nobody waits in the queue.
+            # With a free lane the request never waits in the queue.
             return now is not None or self._engine.snapshot().queued > 0
         return now == "decode" or now == stage
 
     def _stage(self, name: str) -> Literal["prefill", "decode"] | None:
-        """Where a request runs; None before and after."""
+        """Return the stage of a running request; None before and after it runs."""
         for lane in self._engine.snapshot().lanes:
             if lane.request_id == name:
                 return "decode" if lane.state == "decode" else "prefill"
         return None
 
-    def _conversation(self, ask: Ask) -> Conversation:
+    def _conversation(self, spec: RequestSpec) -> Conversation:
         return Conversation(
-            ask.messages,
-            ask.tools,
-            continue_final_message=ask.is_continuation,
-            marked_messages=frozenset({0}) if ask.is_marked else frozenset(),
+            spec.messages,
+            spec.tools,
+            continue_final_message=spec.is_continuation,
+            marked_messages=frozenset({0}) if spec.is_marked else frozenset(),
         )
 
-    def _prompt(self, ask: Ask) -> ChatPrompt:
-        return self._builder.build(self._conversation(ask))
+    def _prompt(self, spec: RequestSpec) -> ChatPrompt:
+        return self._builder.build(self._conversation(spec))
 
-    def _request(self, ask: Ask, prompt: ChatPrompt) -> GenerationRequest:
-        options = ask.options
+    def _request(self, spec: RequestSpec, prompt: ChatPrompt) -> GenerationRequest:
+        options = spec.options
         return GenerationRequest(
-            request_id=ask.name,
+            request_id=spec.name,
             prompt=prompt,
             max_tokens=options.max_tokens,
             sampling=SamplingParams(
@@ -194,7 +194,7 @@ class EngineDoor:
                 num_logprobs=NUM_LOGPROBS if options.is_controlled else None,
             ),
             stop=options.stop,
-            tenant=ask.tenant,
+            tenant=spec.tenant,
             cache_policy=options.cache_policy,
         )
 
@@ -202,7 +202,7 @@ class EngineDoor:
 NEVER_QUEUED = frozenset(
     {"server_overloaded", "context_length_exceeded", "invalid_request", "draining", "conflict"}
 )
-"""Codes with which a request is refused before it is taken."""
+"""Error codes of requests that are rejected before they enter the queue."""
 
 
 def _was_accepted(error: KvregError) -> bool:

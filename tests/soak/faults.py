@@ -1,7 +1,7 @@
-"""Breaks the runner now and then, and checks the bookkeeping after each step.
+"""Injects faults into the runner at random, and checks the invariants of the core after each step.
 
-Owns what is patched and for how long. A fault is raised before a move or a piece of work is done or
-after it, so that its effects are there or not.
+Owns the patches. A fault is raised before or after the patched call, so that the effects of the
+call are absent or present.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.hybrid import HybridModel
 from kvreg_service.model.sampling import Sampler
 
-_BREAKABLE: tuple[tuple[type, str], ...] = (
+_FAULT_POINTS: tuple[tuple[type, str], ...] = (
     (StateSlots, "copy"),
     (StateSlots, "swap"),
     (KVPages, "copy_page"),
@@ -26,18 +26,18 @@ _BREAKABLE: tuple[tuple[type, str], ...] = (
     (HybridModel, "decode"),
     (Sampler, "sample"),
 )
-_SELDOM = {"decode": 0.1, "sample": 0.1}
-"""What happens with each token breaks at this part of the rate of what happens with a request."""
+_RATE_FACTORS = {"decode": 0.1, "sample": 0.1}
+"""Calls that run once per token fail at this fraction of the rate of the others."""
 
 INJECTED = "injected fault"
 
 
 class InjectedFault(RuntimeError):
-    """What nobody expects."""
+    """An injected fault."""
 
 
 class Faults:
-    """Breaks each call with a probability. Which calls that are also depends on the timing."""
+    """Makes each patched call fail with a probability. Which calls fail depends on timing too."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self._rng = Random(seed)
@@ -50,18 +50,18 @@ class Faults:
     def installed(self) -> Iterator[None]:
         """Patch every engine of this process inside the block."""
         with ExitStack() as stack:
-            for owner, name in _BREAKABLE:
+            for owner, name in _FAULT_POINTS:
                 method = getattr(owner, name)
-                stack.enter_context(patch.object(owner, name, self._breaking(name, method)))
+                stack.enter_context(patch.object(owner, name, self._failing(name, method)))
             stack.enter_context(patch.object(Scheduler, "commit", self._checked_commit()))
             yield
 
-    def _breaking(self, name: str, method: Any) -> Any:
-        rate = self._rate * _SELDOM.get(name, 1.0)
+    def _failing(self, name: str, method: Any) -> Any:
+        rate = self._rate * _RATE_FACTORS.get(name, 1.0)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            is_broken = self.is_on and self._rng.random() < rate
-            if not is_broken:
+            must_fail = self.is_on and self._rng.random() < rate
+            if not must_fail:
                 return method(*arguments, **options)
             self.injected[name] += 1
             if self._rng.random() < 0.5:

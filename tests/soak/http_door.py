@@ -1,7 +1,7 @@
-"""The way to an engine over a socket: one server in a thread, one client, both APIs' chat route.
+"""The door over HTTP: one server in a thread and one client.
 
-Owns the translation of an ask into a body and of what comes back into a reply. Without keys there
-is one tenant, so all conversations share it.
+Owns the conversion of requests into bodies and of responses into replies. Without API keys all
+conversations share one tenant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from tests.soak.door import NEVER_QUEUED, NUM_LOGPROBS, Ask, BrokenStream, Left, Refusal, Reply
+from tests.soak.door import (
+    NEVER_QUEUED,
+    NUM_LOGPROBS,
+    AbortedAt,
+    BrokenStream,
+    Refusal,
+    Reply,
+    RequestSpec,
+)
 from tests.soak.operations import Stage
 
 from kvreg_service.api.app import create_app
@@ -35,7 +43,7 @@ def open_http_door(engine: Engine, builder: PromptBuilder) -> Iterator[HttpDoor]
 
 
 class HttpDoor:
-    """Asks over HTTP; every second request is streamed."""
+    """Sends requests over HTTP; about half of them are streamed."""
 
     def __init__(self, engine: Engine, url: str) -> None:
         self._engine = engine
@@ -47,25 +55,25 @@ class HttpDoor:
         """Close the connections."""
         await self._client.aclose()
 
-    async def ask(self, ask: Ask, prompt: ChatPrompt | None = None) -> Reply | Refusal:  # noqa: ARG002
-        """Send a request and read its answer to the end; prompts are not sent over HTTP."""
-        if len(ask.messages) % 4 < 2:
-            return await self._ask_streamed(ask)
-        response = await self._client.post(self._url, json=_body(ask))
+    async def send(self, spec: RequestSpec, prompt: ChatPrompt | None = None) -> Reply | Refusal:  # noqa: ARG002
+        """Send a request and read its answer to the end; ``prompt`` is ignored."""
+        if len(spec.messages) % 4 < 2:
+            return await self._send_streamed(spec)
+        response = await self._client.post(self._url, json=_body(spec))
         body = response.json()
         if "error" in body:
             return _refusal(body["error"])
         (choice,) = body["choices"]
         return _reply(choice["message"]["content"] or "", body, _reports(choice))
 
-    async def abort(self, ask: Ask, stage: Stage) -> Left | Refusal:
+    async def abort(self, spec: RequestSpec, stage: Stage) -> AbortedAt | Refusal:
         """Send a streamed request and close the connection.
 
-        Which lane is whose is not told over HTTP: before the first text the client leaves as soon
-        as anything runs.
+        The client cannot see which lane its request has. Before the first text it disconnects as
+        soon as any request runs.
         """
         if stage != "decode":
-            task = asyncio.create_task(self._ask_streamed(ask))
+            task = asyncio.create_task(self._send_streamed(spec))
             while not task.done() and not self._engine.snapshot().running:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             task.cancel()
@@ -74,7 +82,9 @@ class HttpDoor:
             except asyncio.CancelledError:
                 return stage
             return outcome if isinstance(outcome, Refusal) else "finished"
-        async with self._client.stream("POST", self._url, json=_body(ask, stream=True)) as response:
+        async with self._client.stream(
+            "POST", self._url, json=_body(spec, stream=True)
+        ) as response:
             async for event in _events(response):
                 if "error" in event:
                     return _refusal(event["error"])
@@ -82,28 +92,28 @@ class HttpDoor:
                     return "decode"
         return "finished"
 
-    async def count_tokens(self, ask: Ask) -> int:
-        """Return the length of a prompt of the last message, over the Messages API."""
-        body = {"model": "reference", "messages": ask.messages[-1:]}
+    async def count_tokens(self, spec: RequestSpec) -> int:
+        """Return the number of prompt tokens of the last message, through the Messages API."""
+        body = {"model": "reference", "messages": spec.messages[-1:]}
         response = await self._client.post(self._count_url, json=body)
         return int(response.raise_for_status().json()["input_tokens"])
 
-    async def _ask_streamed(self, ask: Ask) -> Reply | Refusal:
+    async def _send_streamed(self, spec: RequestSpec) -> Reply | Refusal:
         text, usage = "", None
         reports: list[TokenReport] = []
-        body = _body(ask, stream=True)
+        body = _body(spec, stream=True)
         async with self._client.stream("POST", self._url, json=body) as response:
             async for event in _events(response):
                 if "error" in event:
                     return _refusal(event["error"])
                 if usage is not None:
-                    raise BrokenStream(f"{ask.name}: {event} after the usage")
+                    raise BrokenStream(f"{spec.name}: {event} after the usage chunk")
                 for choice in event["choices"]:
                     text += choice["delta"].get("content") or ""
                     reports += _reports(choice)
                 usage = event if event.get("usage") else None
         if usage is None:
-            raise BrokenStream(f"{ask.name} ended without its usage")
+            raise BrokenStream(f"{spec.name} ended without a usage chunk")
         return _reply(text, usage, reports)
 
 
@@ -116,10 +126,10 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def _body(ask: Ask, *, stream: bool = False) -> dict[str, Any]:
-    options, policy = ask.options, ask.options.cache_policy
-    first, *others = ask.messages
-    if ask.is_marked:
+def _body(spec: RequestSpec, *, stream: bool = False) -> dict[str, Any]:
+    options, policy = spec.options, spec.options.cache_policy
+    first, *others = spec.messages
+    if spec.is_marked:
         first = {**first, "cache_anchor": True}
     body: dict[str, Any] = {
         "model": "reference",
@@ -134,8 +144,8 @@ def _body(ask: Ask, *, stream: bool = False) -> dict[str, Any]:
         "priority": policy.priority,
         "logprobs": options.is_controlled or None,
         "top_logprobs": NUM_LOGPROBS if options.is_controlled else None,
-        "tools": ask.tools,
-        "continue_final_message": ask.is_continuation or None,
+        "tools": spec.tools,
+        "continue_final_message": spec.is_continuation or None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
     }
@@ -152,8 +162,8 @@ def _reports(choice: dict[str, Any]) -> list[TokenReport]:
     return [TokenReport(_token(one), tuple(map(_token, one["top_logprobs"]))) for one in content]
 
 
-def _token(told: dict[str, Any]) -> SpelledToken:
-    return SpelledToken(bytes(told["bytes"]), told["logprob"])
+def _token(entry: dict[str, Any]) -> SpelledToken:
+    return SpelledToken(bytes(entry["bytes"]), entry["logprob"])
 
 
 def _reply(text: str, body: dict[str, Any], reports: Sequence[TokenReport]) -> Reply:

@@ -1,6 +1,6 @@
-"""What must hold of each answer, of each look at the registry, and at the end.
+"""Checks of each answer, of each registry snapshot, and of the engine at the end.
 
-Collects findings and stops nothing: a soak tells everything that it saw.
+Collects violations as findings instead of raising, so that a soak reports all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.soak.door import Ask, Left, Refusal, Reply
+from tests.soak.door import AbortedAt, Refusal, Reply, RequestSpec
 from tests.soak.faults import INJECTED
 
 from kvreg_service.core.labels import LaneState
@@ -18,18 +18,18 @@ from kvreg_service.engine.interface.generation import TokenReport
 from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 
 MAX_LOGPROB_ERROR = 1e-3
-"""How far the logarithm of a probability may be from that of a cold run in fp32. Rounding in other
-batches and chunks gives 2e-5; a state of other text changes it by more."""
+"""The largest difference of a log-probability from that of a cold run in fp32. Rounding with other
+batches and chunks gives 2e-5; the state of another text gives more."""
 
 TIE = 2e-3
-"""Two tokens whose logarithms differ by less may change places."""
+"""Two tokens whose log-probabilities differ by less may be sampled in either order."""
 
 BUSY: frozenset[LaneState] = frozenset({LaneState.PREFILL, LaneState.DECODE})
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not be, and the operation at which it was seen."""
+    """A violation, and the operation in which it was found."""
 
     what: str
     operation: int | None = None
@@ -37,16 +37,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """An answer that a cold run at the end must confirm. ``doubt`` says what is odd about it."""
+    """An answer to compare with a cold run at the end. ``doubt`` is why it looks wrong, or None."""
 
-    ask: Ask
+    spec: RequestSpec
     reply: Reply
     operation: int
     doubt: str | None = None
 
 
 class Judge:
-    """Knows all canaries, counts all ends, and collects findings and claims."""
+    """Checks outcomes and snapshots, counts outcomes, and collects findings and claims."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -63,11 +63,13 @@ class Judge:
         self.num_ties = 0
 
     def find(self, what: str, operation: int | None = None) -> None:
-        """Note a finding."""
+        """Record a finding."""
         self.findings.append(Finding(what, operation))
 
-    def take(self, operation: int, ask: Ask, outcome: Reply | Refusal) -> Reply | None:
-        """Judge how a request ended; return its answer if it has one."""
+    def check_outcome(
+        self, operation: int, spec: RequestSpec, outcome: Reply | Refusal
+    ) -> Reply | None:
+        """Check the outcome of a request; return its answer if it has one."""
         if isinstance(outcome, Refusal):
             self._refused(operation, outcome)
             return None
@@ -76,28 +78,28 @@ class Judge:
         self.completion_tokens += outcome.completion_tokens
         if outcome.cached_tokens + outcome.computed_tokens != outcome.prompt_tokens:
             self.find(f"cached and computed tokens do not add up: {outcome}", operation)
-        if outcome.completion_tokens > ask.options.max_tokens:
+        if outcome.completion_tokens > spec.options.max_tokens:
             self.find(f"the answer is longer than its limit: {outcome}", operation)
-        if not ask.options.cache_policy.may_reuse and outcome.cached_tokens:
-            self.find(f"reused although it may not: {outcome}", operation)
-        if any(text in outcome.text for text in ask.options.stop):
-            self.find(f"the text holds its stop string: {outcome.text!r}", operation)
-        said = "".join(str(message["content"]) for message in ask.messages)
-        foreign = {one for one in self.canaries if one in outcome.text and one not in said}
+        if not spec.options.cache_policy.may_reuse and outcome.cached_tokens:
+            self.find(f"cached tokens with cache_prompt false: {outcome}", operation)
+        if any(text in outcome.text for text in spec.options.stop):
+            self.find(f"the text contains a stop string: {outcome.text!r}", operation)
+        history = "".join(str(message["content"]) for message in spec.messages)
+        foreign = {one for one in self.canaries if one in outcome.text and one not in history}
         doubt = f"another conversation's canary {foreign}" if foreign else None
-        if doubt or ask.options.is_controlled:
-            self.claims.append(Claim(ask, outcome, operation, doubt))
+        if doubt or spec.options.is_controlled:
+            self.claims.append(Claim(spec, outcome, operation, doubt))
         return outcome
 
-    def recalled(self, operation: int, ask: Ask, reply: Reply, canary: str) -> None:
-        """Judge an answer that must tell a canary."""
+    def check_recall(self, operation: int, spec: RequestSpec, reply: Reply, canary: str) -> None:
+        """Check an answer that must contain a canary."""
         self.num_recalled += 1
         if canary not in reply.text:
             self.num_recalled_wrong += 1
-            self.claims.append(Claim(ask, reply, operation, f"the canary {canary} is missing"))
+            self.claims.append(Claim(spec, reply, operation, f"the canary {canary} is missing"))
 
-    def left(self, operation: int, outcome: Left | Refusal) -> None:
-        """Count a request whose client has left."""
+    def count_disconnect(self, operation: int, outcome: AbortedAt | Refusal) -> None:
+        """Count a request whose client disconnected."""
         if isinstance(outcome, Refusal):
             self._refused(operation, outcome)
         else:
@@ -109,16 +111,16 @@ class Judge:
             return
         self.ends["failed"] += 1
         if INJECTED not in refusal.message:
-            self.find(f"failed without a fault: {refusal}", operation)
+            self.find(f"failed without an injected fault: {refusal}", operation)
 
     def confirm(self, claim: Claim, cold: Reply | Refusal) -> None:
-        """Compare an answer with that of a run in which nothing could be reused."""
+        """Compare an answer with that of a cold run of the same request."""
         if isinstance(cold, Refusal):
-            self.find(f"refused when asked again: {cold}", claim.operation)
+            self.find(f"the cold run was refused: {cold}", claim.operation)
         elif claim.doubt is not None:
-            # The model itself is wrong now and then; then it says the same when it is asked cold.
+            # The model may be wrong by itself; then the cold run gives the same text.
             if cold.text != claim.reply.text:
-                what = f"{claim.doubt}: {claim.reply.text!r}, and cold {cold.text!r}"
+                what = f"{claim.doubt}: {claim.reply.text!r}; cold run: {cold.text!r}"
                 self.find(what, claim.operation)
         else:
             self._compare(claim, claim.reply.reports, cold.reports)
@@ -130,26 +132,26 @@ class Judge:
             error = max(abs(a.logprob - b.logprob) for a, b in zip(one.top, other.top, strict=True))
             self.worst_logprob_error = max(self.worst_logprob_error, error)
             if error > MAX_LOGPROB_ERROR:
-                what = f"token {index} is {error:.2g} off a cold run's: {one} and {other}"
+                what = f"log-probability {index} differs by {error:.2g}: {one}; cold run: {other}"
                 self.find(what, claim.operation)
                 return
             if one.chosen.spelling != other.chosen.spelling:
                 self._differs(claim, index, one, other)
                 return
         if claim.reply.text and not cold:
-            self.find("the cold run gave nothing", claim.operation)
+            self.find("the cold run has no tokens", claim.operation)
 
     def _differs(self, claim: Claim, index: int, one: TokenReport, other: TokenReport) -> None:
         is_tie = other.top[0].logprob - other.top[1].logprob < TIE
-        # A draw may fall on the other side of a rounded border.
-        if is_tie or claim.ask.options.seed is not None:
+        # A sampled token may change with the last bit of a probability.
+        if is_tie or claim.spec.options.seed is not None:
             self.num_ties += 1
         else:
-            what = f"token {index} differs from a cold run's: {one} and {other}"
+            what = f"token {index} differs: {one}; cold run: {other}"
             self.find(what, claim.operation)
 
-    def look(self, operation: int | None, now: RegistrySnapshot) -> None:
-        """Judge what the registry shows at any moment."""
+    def check_snapshot(self, operation: int | None, now: RegistrySnapshot) -> None:
+        """Check the invariants of a registry snapshot, which hold at any time."""
         for pool in now.pools:
             if pool.free + pool.referenced != pool.total or pool.free < 0:
                 self.find(f"pages do not add up: {pool}", operation)
@@ -157,34 +159,34 @@ class Judge:
             self.find(f"state slots do not add up: {now.state_slots}", operation)
         busy = [lane.request_id for lane in now.lanes if lane.state in BUSY]
         if len(set(busy)) != len(busy) or now.running != len(busy):
-            self.find(f"{now.running} run, and lanes show {busy}", operation)
+            self.find(f"running is {now.running}, but the busy lanes are {busy}", operation)
         places = [one.sequence_id for one in (*now.lanes, *now.entries, *now.anchors)]
         held = [sequence for sequence in places if sequence is not None]
         if len(set(held)) != len(held):
             self.find(f"a sequence is in two places: {sorted(held)}", operation)
 
-    def count(self, now: RegistrySnapshot) -> None:
-        """Compare the engine's totals with what clients saw; nothing runs any more."""
+    def check_totals(self, now: RegistrySnapshot) -> None:
+        """Compare the totals of the idle engine with the outcomes of the clients."""
         totals = now.totals
         num_left = sum(n for end, n in self.ends.items() if end.startswith("left: "))
         finished, failed = self.ends["finished"], self.ends["failed"]
         ended = totals.finished + totals.failed + totals.cancelled
         expected = finished + failed
         if not expected <= ended <= expected + num_left:
-            self.find(f"{ended} requests ended, of {expected} that were read and {num_left} left")
-        # Who leaves cannot know whether the end was on its way.
+            self.find(f"{ended} requests ended; clients read {expected} and aborted {num_left}")
+        # The request of a disconnected client may have ended in any way.
         if not finished <= totals.finished <= finished + num_left:
-            self.find(f"{totals.finished} finished, and clients saw {finished}")
+            self.find(f"finished is {totals.finished}; clients counted {finished}")
         if not failed <= totals.failed <= failed + num_left:
-            self.find(f"{totals.failed} failed, and clients saw {failed}")
+            self.find(f"failed is {totals.failed}; clients counted {failed}")
         by_path = sum(totals.requests_by_path.values()) + totals.never_started
         if by_path != ended:
-            self.find(f"{ended} requests ended, and paths have {by_path}: {totals}")
+            self.find(f"{ended} requests ended, but reuse paths add up to {by_path}: {totals}")
         if totals.completion_tokens < self.completion_tokens:
-            self.find(f"{totals.completion_tokens} tokens, and clients got more")
+            self.find(f"completion_tokens is {totals.completion_tokens}; clients received more")
 
-    def share(self, own: RegistrySnapshot, quota: Quota) -> None:
-        """Judge what is kept of one tenant, in its own view, while nothing runs."""
+    def check_quota(self, own: RegistrySnapshot, quota: Quota) -> None:
+        """Check the sequences of one tenant against its quota, while no request runs."""
         (pool,) = own.pools
         kept = Quota(
             entries=sum(entry.state != "empty" for entry in own.entries),
@@ -192,17 +194,17 @@ class Judge:
             anchors=sum(anchor.state != "empty" for anchor in own.anchors),
         )
         if kept.entries > quota.entries or kept.anchors > quota.anchors or kept.pages > quota.pages:
-            self.find(f"{kept} is kept of a tenant with {quota}")
+            self.find(f"a tenant keeps {kept}, more than {quota}")
 
-    def rest(self, now: RegistrySnapshot) -> None:
-        """Judge what is left when everything kept was given up."""
+    def check_empty(self, now: RegistrySnapshot) -> None:
+        """Check that the engine is empty after everything kept was dropped."""
         for pool in now.pools:
             if pool.free != pool.total:
-                self.find(f"pages are left: {pool}")
+                self.find(f"pages are leaked: {pool}")
         if now.state_slots.used:
-            self.find(f"state slots are left: {now.state_slots}")
+            self.find(f"state slots are leaked: {now.state_slots}")
         if now.running or now.queued:
-            self.find(f"{now.running} run and {now.queued} wait at the end")
+            self.find(f"{now.running} requests run and {now.queued} wait at the end")
         taken = [one for one in (*now.lanes, *now.entries, *now.anchors) if one.state != "empty"]
         if taken:
-            self.find(f"places are left: {taken}")
+            self.find(f"places are occupied at the end: {taken}")

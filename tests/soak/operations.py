@@ -1,7 +1,7 @@
-"""The operations of a soak, drawn from one seed before anything runs.
+"""The operations of a soak, drawn from one seed before the run.
 
-Owns what is done and with which options, and nothing of how. Who is met by an operation is settled
-when it runs: ``pick`` chooses among the conversations or kept sequences that there are then.
+Owns kinds, options and order; ``client`` runs them. When an operation runs, ``pick`` chooses among
+the conversations or kept sequences that exist at that time.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from kvreg_service.core.request import CachePolicy
 
 TENANTS = ("blue", "green")
 LIMITED = TENANTS[1]
-"""Who has a quota now and then; the other never."""
+"""The tenant that has a quota at times; the other never has one."""
 
 
 class Kind(Enum):
-    """What a client or an operator does."""
+    """What a client or an administrator does."""
 
     NEW = "new conversation with a canary"
     TURN = "next turn"
     RECALL = "turn that asks for the canary"
     SIDE = "side request"
-    POSTFIX_SIDE = "side request behind the history"
-    EDIT = "last question asked otherwise"
-    REGENERATE = "last answer asked for again"
+    POSTFIX_SIDE = "side request appended to the history"
+    EDIT = "last user message edited"
+    REGENERATE = "last answer regenerated"
     CONTINUE = "answer continued"
     TOOL_RESULT = "tool result"
     CROWD = "same new prompt three times at once"
-    ABORT_QUEUED = "client leaves the queue"
-    ABORT_PREFILL = "client leaves during prefill"
-    ABORT_DECODE = "client leaves during decode"
+    ABORT_QUEUED = "client disconnects while queued"
+    ABORT_PREFILL = "client disconnects during prefill"
+    ABORT_DECODE = "client disconnects during decode"
     COUNT_TOKENS = "tokens counted"
-    SNAPSHOT = "registry looked at"
+    SNAPSHOT = "registry snapshot"
     PIN = "kept sequence pinned"
     UNPIN = "kept sequence unpinned"
     DROP = "kept sequence dropped"
@@ -75,19 +75,19 @@ _WEIGHTS = {
 
 @dataclass(frozen=True)
 class Options:
-    """How one answer is asked for. ``seed`` None is greedy."""
+    """The options of one request. ``seed`` None is greedy."""
 
     max_tokens: int = 32
     seed: int | None = None
     stop: tuple[str, ...] = ()
     cache_policy: CachePolicy = field(default_factory=CachePolicy)
     is_controlled: bool = False
-    """The answer is asked for once more at the end, when nothing is kept, and compared."""
+    """The answer is compared with a cold run at the end."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that one client does."""
+    """One operation of one client."""
 
     number: int
     client: int
@@ -102,7 +102,7 @@ def draw_operations(seed: int, count: int, num_clients: int) -> tuple[Operation,
     rng = Random(seed)
     operations = []
     for number in range(count):
-        # Whoever comes first has something to talk about.
+        # The first operation of each client begins a conversation.
         is_first = number < num_clients
         kind = Kind.NEW if is_first else rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
         operations.append(
@@ -134,11 +134,11 @@ def _draw_options(rng: Random, kind: Kind) -> Options:
     if kind in ABORTS:
         return replace(options, max_tokens=400, stop=())
     if kind in (Kind.NEW, Kind.RECALL):
-        # A canary is judged, so its answer must not depend on luck or be cut.
+        # The answer is checked for the canary, so it must not be sampled or cut.
         return replace(options, max_tokens=32, stop=(), seed=None)
     return options
 
 
 def of_client(operations: Sequence[Operation], client: int) -> list[Operation]:
-    """Return what one client does, in order."""
+    """Return the operations of one client, in order."""
     return [operation for operation in operations if operation.client == client]

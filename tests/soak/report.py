@@ -1,4 +1,4 @@
-"""Tells a person what a soak did and what it found."""
+"""Prints the operations, counts and findings of a soak."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def show(console: Console, outcome: Outcome, seed: int) -> None:
         console,
         "checks",
         [
-            ("steps after which the bookkeeping was checked", outcome.faults.num_steps),
-            ("canaries asked for", judge.num_recalled),
-            ("of them wrong, as also in a cold run", judge.num_recalled_wrong),
+            ("steps after which invariants were checked", outcome.faults.num_steps),
+            ("canaries requested", judge.num_recalled),
+            ("of them missing, also in the cold run", judge.num_recalled_wrong),
             ("answers compared with a cold run", outcome.num_controls),
-            ("of them other at a tie or a draw", judge.num_ties),
+            ("of them different at a tie or when sampled", judge.num_ties),
             ("worst difference of a log-probability", f"{judge.worst_logprob_error:.1e}"),
             ("growth in the second half, MiB", outcome.growth_bytes >> 20),
             ("findings", len(judge.findings)),

@@ -1,8 +1,8 @@
 """A soak from the first operation to an engine at rest.
 
-Owns the engine, the clients and the order of what is checked at the end: what runs ends, doubtful
-answers are asked for again with nothing to reuse, totals are compared, everything kept is given up,
-and then nothing may be left.
+Owns the engine, the clients and the order of the checks at the end: wait until the engine is idle,
+compare the totals, repeat doubtful and some other answers cold, drop everything kept, check that
+the engine is empty.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_CLIENTS = 6
 IDLE_TIMEOUT_S = 60.0
 MAX_CONTROLS = 200
 MAX_GROWTH_BYTES = 48 << 20
-"""By how much the process may grow in the second half of a long soak."""
+"""How much the peak memory of the process may grow in the second half of a long soak."""
 
 OPTIONS = EngineOptions(
     REFERENCE_MODEL_PATH,
@@ -45,7 +45,7 @@ OPTIONS = EngineOptions(
     lanes=4,
     entries=4,
     max_context_tokens=1536,
-    # Eight conversations at rest and four that run do not all fit.
+    # Too few for eight conversations at rest and four that run.
     num_pages=64,
     prefill_chunk_tokens=128,
     queue_limit=4,
@@ -60,13 +60,13 @@ OpenDoor = Callable[[Engine, PromptBuilder], AbstractContextManager[Door]]
 
 @contextmanager
 def open_engine_door(engine: Engine, builder: PromptBuilder) -> Iterator[Door]:
-    """Reach the engine through the process."""
+    """Return the door within the process."""
     yield EngineDoor(engine, builder)
 
 
 @dataclass
 class Outcome:
-    """What a soak did and found."""
+    """The result of a soak."""
 
     judge: Judge
     faults: Faults
@@ -77,7 +77,7 @@ class Outcome:
 
 
 class Soak:
-    """Plays the operations of one seed against an engine of its own."""
+    """Runs the operations of one seed on an engine of its own."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Soak:
         self._peak_at_half_bytes = 0
 
     def run(self, open_door: OpenDoor = open_engine_door) -> Outcome:
-        """Play everything and return what was found."""
+        """Run all operations and checks; return the outcome."""
         before = _remaining()
         with self._faults.installed():
             engine, builder = build_engine(OPTIONS, self._loaded)
@@ -109,7 +109,7 @@ class Soak:
                 engine.close()
         remaining = _remaining() - before
         if remaining:
-            self._judge.find(f"objects are left of requests and sequences: {dict(remaining)}")
+            self._judge.find(f"leaked objects: {dict(remaining)}")
         return outcome
 
     async def _play(self, engine: Engine, door: Door) -> Outcome:
@@ -117,19 +117,19 @@ class Soak:
             *(self._play_client(engine, door, client) for client in range(NUM_CLIENTS))
         )
         if not await engine.wait_idle(IDLE_TIMEOUT_S):
-            self._judge.find("the engine has not become idle")
+            self._judge.find("the engine did not become idle")
         growth_bytes = _peak_bytes() - self._peak_at_half_bytes
         if growth_bytes > MAX_GROWTH_BYTES:
             self._judge.find(f"the process grew by {growth_bytes >> 20} MiB in the second half")
         last = engine.snapshot()
-        self._judge.look(None, last)
-        self._judge.count(last)
+        self._judge.check_snapshot(None, last)
+        self._judge.check_totals(last)
         for tenant, quota in self._judge.quotas.items():
-            self._judge.share(engine.snapshot(tenant), quota)
+            self._judge.check_quota(engine.snapshot(tenant), quota)
         num_controls = await self._control(door)
         await engine.wait_idle(IDLE_TIMEOUT_S)
-        self._give_up_everything(engine)
-        self._judge.rest(engine.snapshot())
+        self._drop_everything(engine)
+        self._judge.check_empty(engine.snapshot())
         await door.close()
         return Outcome(self._judge, self._faults, self.operations, last, growth_bytes, num_controls)
 
@@ -149,18 +149,18 @@ class Soak:
             self._on_progress(operation)
 
     async def _control(self, door: Door) -> int:
-        """Ask for claimed answers once more, without faults and with nothing to reuse."""
+        """Repeat claimed answers without faults and without reuse; return their number."""
         self._faults.is_on = False
         doubtful = [claim for claim in self._judge.claims if claim.doubt is not None]
         others = [claim for claim in self._judge.claims if claim.doubt is None]
         chosen = Random(self._seed).sample(others, min(len(others), MAX_CONTROLS))
         for index, claim in enumerate([*doubtful, *chosen]):
-            options = replace(claim.ask.options, cache_policy=COLD, is_controlled=True)
-            ask = replace(claim.ask, name=f"control {index}", options=options)
-            self._judge.confirm(claim, await door.ask(ask, claim.reply.prompt))
+            options = replace(claim.spec.options, cache_policy=COLD, is_controlled=True)
+            spec = replace(claim.spec, name=f"control {index}", options=options)
+            self._judge.confirm(claim, await door.send(spec, claim.reply.prompt))
         return len(doubtful) + len(chosen)
 
-    def _give_up_everything(self, engine: Engine) -> None:
+    def _drop_everything(self, engine: Engine) -> None:
         now = engine.snapshot()
         for place in (*now.lanes, *now.entries, *now.anchors):
             if place.sequence_id is not None:
@@ -168,7 +168,7 @@ class Soak:
 
 
 def _remaining() -> Counter[str]:
-    """Objects of requests and sequences that somebody still holds."""
+    """Count the request and sequence objects that are still referenced."""
     gc.collect()
     kinds = {OutputStream, Sequence, Sampler}
     return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in kinds)

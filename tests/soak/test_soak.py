@@ -1,4 +1,4 @@
-"""A short soak: mixed operations of many clients, with faults, end with nothing lost or left."""
+"""A short soak: mixed operations of several clients with faults lose and leak nothing."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def outcome() -> Iterator[Outcome]:
     torch.set_num_threads(1)
     logger = logging.getLogger("kvreg_service")
     level = logger.level
-    # A captured warning holds the traceback of its fault, and with it the request.
+    # A captured warning references the traceback of its fault, and so the request.
     logger.setLevel(logging.CRITICAL)
     yield Soak(load_model(OPTIONS), SEED, NUM_OPERATIONS).run()
     logger.setLevel(level)
     torch.set_num_threads(before)
 
 
-def test_soak_finds_nothing(outcome: Outcome) -> None:
+def test_soak_has_no_findings(outcome: Outcome) -> None:
     assert not outcome.judge.findings
 
 
-def test_soak_has_asked_for_canaries_and_broken_something(outcome: Outcome) -> None:
+def test_soak_checks_canaries_and_injects_faults(outcome: Outcome) -> None:
     assert outcome.judge.num_recalled > outcome.judge.num_recalled_wrong
     assert outcome.faults.injected.total() > 0
 
@@ -43,6 +43,6 @@ def test_soak_contains_every_kind_of_operation() -> None:
     assert {operation.kind for operation in operations} == set(Kind)
 
 
-def test_one_number_reproduces_the_operations() -> None:
+def test_seed_reproduces_the_operations() -> None:
     drawn = [draw_operations(seed, NUM_OPERATIONS, NUM_CLIENTS) for seed in (7, 7, 8)]
     assert drawn[0] == drawn[1] != drawn[2]
