@@ -1,4 +1,4 @@
-"""The bundled model, loaded once, and the demonstration's stories, each played once a profile."""
+"""The bundled model, loaded once, and the stories of `kvreg demo`, each run once per profile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stories() -> dict[str, Story]:
 
 @pytest.fixture(scope="session")
 def played(stories: dict[str, Story], loaded: LoadedModel) -> PlayStory:
-    """Plays by story and profile. The engine runs on one thread; a play is never repeated."""
+    """Runs a story on a profile, once per session. The engine uses one thread."""
 
     @cache
     def play(name: str, profile: Profile) -> Play:

@@ -1,4 +1,4 @@
-"""A session and a side request in turns, with one lane and one entry (A B A B)."""
+"""A session and a side request that alternate, with one lane and one entry (A B A B)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _name(profile: Profile) -> str:
     return profile.name
 
 
-def test_without_an_entry_every_request_is_computed_from_nothing(played: PlayStory) -> None:
+def test_without_an_entry_every_request_is_prefilled_in_full(played: PlayStory) -> None:
     assert [row.cached_tokens for row in played("ABAB", NO_ENTRY).rows] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("profile", [*_NO_EXCHANGE, *_EXCHANGE], ids=_name)
-def test_session_returns_from_the_registry_at_its_turn_boundary(
+def test_session_is_attached_from_the_registry_at_its_turn_boundary(
     played: PlayStory, profile: Profile
 ) -> None:
     a1, _, a2, _ = played("ABAB", profile).rows
@@ -35,7 +35,7 @@ def test_session_returns_from_the_registry_at_its_turn_boundary(
 
 
 @pytest.mark.parametrize("profile", _NO_EXCHANGE, ids=_name)
-def test_without_exchange_the_side_request_is_lost_when_the_session_returns(
+def test_without_exchange_the_side_request_misses_after_the_session_returns(
     played: PlayStory, profile: Profile
 ) -> None:
     *_, b_again = played("ABAB", profile).rows

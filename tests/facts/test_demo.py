@@ -1,4 +1,4 @@
-"""``kvreg demo`` shows what happened and says when a promise is broken."""
+"""``kvreg demo`` prints what each request reused and reports differences from the story."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _control() -> Story:
     return build_stories(1)[0]
 
 
-def test_a_play_as_promised_has_no_problems() -> None:
+def test_play_that_matches_its_story_has_no_problems() -> None:
     assert Play(_control(), KEEP, (_A1, _A2)).problems == []
 
 
@@ -38,13 +38,13 @@ def test_a_play_as_promised_has_no_problems() -> None:
     ],
     ids=["path", "attach", "cached", "computed"],
 )
-def test_each_difference_from_the_promise_is_a_problem(changed: Row) -> None:
+def test_each_difference_from_the_story_is_a_problem(changed: Row) -> None:
     (problem,) = Play(_control(), KEEP, (_A1, changed)).problems
 
     assert problem.startswith("control on R=1 keep: A2: ")
 
 
-def test_a_text_that_differs_between_profiles_is_a_problem() -> None:
+def test_text_that_differs_between_profiles_is_a_problem() -> None:
     same = Play(_control(), KEEP, (_A1, _A2))
     other = Play(_control(), NO_ENTRY, (_A1, replace(_A2, text="something else")))
 
@@ -53,7 +53,7 @@ def test_a_text_that_differs_between_profiles_is_a_problem() -> None:
     assert problem == "control: A2: the answer differs between [R=1 keep] and [R=0]"
 
 
-def test_equal_seeds_make_equal_texts_and_others_do_not() -> None:
+def test_same_seed_gives_the_same_texts_and_another_seed_others() -> None:
     first, second, other = (build_stories(seed)[0].steps[0].messages for seed in (1, 1, 2))
 
     assert first == second
@@ -65,7 +65,9 @@ def test_unknown_group_is_refused_with_the_known_names() -> None:
         run_demo(group="G9")
 
 
-def test_json_holds_every_request_of_the_chosen_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_every_request_of_the_chosen_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run_demo(group="d1", seed=1, as_json=True)
 
     shown = json.loads(capsys.readouterr().out)

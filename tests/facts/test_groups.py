@@ -1,4 +1,4 @@
-"""The groups that compare keep-current with drop-current, and when append can be reached."""
+"""The groups that compare keep with drop, and the conditions for append_frontier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_g1_user_tail_restores_the_turn_boundary_in_both_modes(
 
 @pytest.mark.parametrize("group", ["G2", "G3", "D2", "D2'"])
 @pytest.mark.parametrize("profile", _KEEP, ids=_name)
-def test_assistant_tail_appends_nine_tokens_to_a_kept_current(
+def test_assistant_tail_appends_nine_tokens_with_keep(
     played: PlayStory, group: str, profile: Profile
 ) -> None:
     *_, tail = played(group, profile).rows
@@ -48,7 +48,7 @@ def test_assistant_tail_appends_nine_tokens_to_a_kept_current(
 
 @pytest.mark.parametrize("group", ["G2", "G3"])
 @pytest.mark.parametrize("profile", _DROP, ids=_name)
-def test_assistant_tail_falls_back_to_the_turn_boundary_when_current_is_dropped(
+def test_assistant_tail_falls_back_to_the_turn_boundary_with_drop(
     played: PlayStory, group: str, profile: Profile
 ) -> None:
     a1, _, tail = played(group, profile).rows
@@ -58,7 +58,9 @@ def test_assistant_tail_falls_back_to_the_turn_boundary_when_current_is_dropped(
 
 
 @pytest.mark.parametrize("group", ["G2", "G3"])
-def test_drop_costs_the_distance_from_checkpoint_to_frontier(played: PlayStory, group: str) -> None:
+def test_drop_prefills_the_tokens_from_checkpoint_to_frontier_again(
+    played: PlayStory, group: str
+) -> None:
     a1, _, kept = played(group, KEEP).rows
     *_, dropped = played(group, DROP).rows
     frontier = a1.prompt_tokens + a1.completion_tokens - 1
@@ -68,7 +70,7 @@ def test_drop_costs_the_distance_from_checkpoint_to_frontier(played: PlayStory, 
 
 
 @pytest.mark.parametrize("profile", _BOTH, ids=_name)
-def test_g4_append_on_the_lane_itself_needs_no_entry_and_no_kept_current(
+def test_g4_append_on_the_same_lane_is_no_attach_in_both_modes(
     played: PlayStory, profile: Profile
 ) -> None:
     _, tail = played("G4", profile).rows

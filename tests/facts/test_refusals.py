@@ -1,4 +1,4 @@
-"""What is refused before anything is allocated, and what never yields another entry's state."""
+"""Invalid options, profiles that do not fit, and state slots that do not exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_entries_without_prefix_reuse_are_refused() -> None:
         replace(BASE_OPTIONS, prefix_reuse=False, entries=1)
 
 
-def test_dropping_the_current_state_of_no_entry_is_refused() -> None:
+def test_drop_without_entries_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="current_state is drop and entries is 0"):
         replace(BASE_OPTIONS, keep_current=False, entries=0)
 
@@ -30,7 +30,7 @@ def test_disabled_reuse_without_entries_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("entry", [0, 1])
-def test_dropped_current_slot_raises_and_yields_no_other_slot(entry: int) -> None:
+def test_dropped_current_slot_raises_instead_of_returning_another_slot(entry: int) -> None:
     layout = SlotLayout(lanes=1, entries=2, keep_current=False)
 
     with pytest.raises(CurrentSlotDropped, match=f"entry {entry} has no current slot"):
@@ -38,7 +38,7 @@ def test_dropped_current_slot_raises_and_yields_no_other_slot(entry: int) -> Non
 
 
 @pytest.mark.parametrize("missing_bytes", [1, 123_456])
-def test_engine_refuses_what_does_not_fit_and_says_by_how_much(
+def test_engine_refuses_a_profile_that_does_not_fit_with_the_missing_bytes(
     loaded: LoadedModel, missing_bytes: int
 ) -> None:
     options = _just_fitting(loaded)
@@ -49,7 +49,7 @@ def test_engine_refuses_what_does_not_fit_and_says_by_how_much(
     assert refused.value.short_by_bytes == missing_bytes
 
 
-def test_engine_starts_with_exactly_what_it_needs(loaded: LoadedModel) -> None:
+def test_engine_starts_with_exactly_the_required_memory(loaded: LoadedModel) -> None:
     engine, _ = build_engine(_just_fitting(loaded), loaded)
     is_ready = engine.is_ready
     engine.close()
@@ -57,7 +57,7 @@ def test_engine_starts_with_exactly_what_it_needs(loaded: LoadedModel) -> None:
     assert is_ready
 
 
-def test_engine_answers_whether_a_larger_profile_would_fit(loaded: LoadedModel) -> None:
+def test_engine_reports_whether_a_larger_profile_fits(loaded: LoadedModel) -> None:
     engine, _ = build_engine(_just_fitting(loaded), loaded)
     report = engine.fit(lanes=1, entries=2, keep_current=True)
     engine.close()

@@ -1,4 +1,4 @@
-"""Each of the four reuse paths is reached by real token streams."""
+"""Conversations that reach each reuse path other than restore_anchor."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OPENING = [
     ("system", "You are a helpful assistant."),
     ("user", "My locker code is 4921. Can you keep that in mind?"),
 ]
-_BEGINNING = ("assistant", "Yes, I will keep in")
+_BEGUN_ANSWER = ("assistant", "Yes, I will keep in")
 
 
 class Server:
-    """Sends conversations to one engine and says what each reused and answered."""
+    """Sends conversations to one engine; returns the admission and the text of each answer."""
 
     def __init__(self, engine: Engine, builder: PromptBuilder) -> None:
         self._engine = engine
@@ -33,8 +33,8 @@ class Server:
     def ask(
         self, messages: Sequence[tuple[str, str]], *, is_continued: bool = False
     ) -> tuple[Admission, str]:
-        said = [{"role": role, "content": text} for role, text in messages]
-        prompt = self._builder.build(Conversation(said, continue_final_message=is_continued))
+        sent = [{"role": role, "content": text} for role, text in messages]
+        prompt = self._builder.build(Conversation(sent, continue_final_message=is_continued))
 
         async def answer() -> tuple[Admission, str]:
             events = [e async for e in self._engine.generate(GenerationRequest("r", prompt, 32))]
@@ -73,11 +73,11 @@ def test_assistant_tail_appends_to_the_frontier(server: Server) -> None:
     assert admission.reuse_path == "append_frontier"
 
 
-def test_continuing_the_same_beginning_again_restores_the_response_checkpoint(
+def test_repeated_continuation_restores_the_response_checkpoint(
     server: Server,
 ) -> None:
-    first, text = server.ask([*_OPENING, _BEGINNING], is_continued=True)
-    again, same_text = server.ask([*_OPENING, _BEGINNING], is_continued=True)
+    first, text = server.ask([*_OPENING, _BEGUN_ANSWER], is_continued=True)
+    again, same_text = server.ask([*_OPENING, _BEGUN_ANSWER], is_continued=True)
 
     assert again.reuse_path == "restore_response_checkpoint"
     assert again.cached_tokens > first.cached_tokens

@@ -1,4 +1,4 @@
-"""Every story keeps its promise on every profile, and no profile changes a text."""
+"""Every story reuses what it expects on every profile, and no profile changes a text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = [story.name for story in build_stories(0)]
 @pytest.mark.parametrize(
     ("name", "profile"), _PLAYS, ids=[f"{name}-{profile.name}" for name, profile in _PLAYS]
 )
-def test_each_request_reuses_what_its_profile_promises(
+def test_each_request_reuses_what_its_story_expects(
     played: PlayStory, name: str, profile: Profile
 ) -> None:
     assert played(name, profile).problems == []
@@ -40,7 +40,7 @@ def test_sessions_have_about_a_thousand_tokens(played: PlayStory, name: str) -> 
 
 
 @pytest.mark.parametrize("profile", MAIN_PROFILES, ids=lambda profile: profile.name)
-def test_same_request_again_computes_the_closed_think_section_only(
+def test_repeated_request_prefills_only_the_empty_think_block(
     played: PlayStory, profile: Profile
 ) -> None:
     first, again = played("repeat", profile).rows

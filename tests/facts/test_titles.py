@@ -1,4 +1,4 @@
-"""Title requests between two turns: none, a typical one, and one that begins with the session."""
+"""Title requests between two turns: none, a typical one, and one appended to the session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _name(profile: Profile) -> str:
 
 
 @pytest.mark.parametrize("profile", [*_SOURCE, KEEP, DROP], ids=_name)
-def test_control_turn_2_restores_the_turn_boundary_on_its_lane(
+def test_second_turn_without_a_title_restores_the_turn_checkpoint_on_its_lane(
     played: PlayStory, profile: Profile
 ) -> None:
     a1, a2 = played("control", profile).rows
@@ -36,14 +36,14 @@ def test_typical_title_is_a_full_reset(played: PlayStory, profile: Profile) -> N
     assert (title.path, title.cached_tokens) == ("full_reset", 0)
 
 
-def test_typical_title_destroys_the_session_without_a_registry(played: PlayStory) -> None:
+def test_session_misses_after_a_typical_title_without_a_registry(played: PlayStory) -> None:
     *_, a2 = played("title", NO_ENTRY).rows
 
     assert (a2.path, a2.cached_tokens) == ("full_reset", 0)
 
 
 @pytest.mark.parametrize("profile", [*_SOURCE[1:], KEEP, DROP], ids=_name)
-def test_session_survives_a_typical_title_with_one_entry(
+def test_session_hits_after_a_typical_title_with_one_entry(
     played: PlayStory, profile: Profile
 ) -> None:
     a1, _, a2 = played("title", profile).rows
@@ -53,7 +53,7 @@ def test_session_survives_a_typical_title_with_one_entry(
 
 
 @pytest.mark.parametrize("profile", [*_SOURCE, *_FORKING], ids=_name)
-def test_postfix_title_goes_on_from_the_session(played: PlayStory, profile: Profile) -> None:
+def test_postfix_title_reuses_the_session(played: PlayStory, profile: Profile) -> None:
     a1, title, _ = played("postfix", profile).rows
 
     assert (title.path, title.attach) == ("restore_turn_checkpoint", "none")
@@ -61,7 +61,7 @@ def test_postfix_title_goes_on_from_the_session(played: PlayStory, profile: Prof
 
 
 @pytest.mark.parametrize("profile", _SOURCE, ids=_name)
-def test_postfix_title_costs_the_session_its_pivot_in_the_source_system(
+def test_session_misses_after_a_postfix_title_in_the_source_system(
     played: PlayStory, profile: Profile
 ) -> None:
     *_, a2 = played("postfix", profile).rows
@@ -70,7 +70,9 @@ def test_postfix_title_costs_the_session_its_pivot_in_the_source_system(
 
 
 @pytest.mark.parametrize("profile", _FORKING, ids=_name)
-def test_session_survives_a_postfix_title_by_its_fork(played: PlayStory, profile: Profile) -> None:
+def test_session_hits_after_a_postfix_title_through_its_fork(
+    played: PlayStory, profile: Profile
+) -> None:
     a1, _, a2 = played("postfix", profile).rows
 
     assert (a2.path, a2.attach) == ("restore_turn_checkpoint", "registry")
