@@ -1,6 +1,6 @@
-"""``kvreg serve`` as a process of its own, with its output in a file.
+"""``kvreg serve`` as a subprocess that writes its output to a file.
 
-Owns its start and its end. What is asked of it is in ``mix``.
+Owns the process. The requests are in ``mix``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _POLL_S = 0.1
 
 @contextlib.contextmanager
 def running_engine(folder: Path, *options: str) -> Iterator[str]:
-    """Serve the bundled model on a free port of the loopback; yields the address when it is ready.
+    """Serve the bundled model on a free loopback port; yields the URL once the server is ready.
 
     Raises:
         RuntimeError: The server did not become ready.
     """
     output = folder / "engine.out"
-    # Settings of whoever runs the tests must not change what is served.
+    # KVREG_* variables of the developer must not change the settings of the server.
     environment = {name: value for name, value in os.environ.items() if "KVREG_" not in name}
     with output.open("wb") as written:
         process = subprocess.Popen(

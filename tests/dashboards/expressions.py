@@ -1,7 +1,7 @@
-"""Every expression of dashboards and rules, and the metrics, labels and values that it names.
+"""Every expression of dashboards and rules, and the metrics, labels and values in it.
 
-Owns where expressions are found and how names are found in them. It is no parser of PromQL: it
-knows the forms that are used here, and a matcher that it cannot read is an error.
+Owns the collection of expressions and the extraction of names. This is not a PromQL parser: it
+supports the forms used here, and raises for a matcher that it cannot parse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"label_values\((.*), (\w+)\)")
 
 @dataclass(frozen=True)
 class Expression:
-    """One expression, where it stands, and the labels that its answer must have."""
+    """One expression, its location, and the labels that its result must have."""
 
     place: str
     expr: str
@@ -38,7 +38,7 @@ class Expression:
 
 
 def dashboard_expressions() -> list[Expression]:
-    """Return those of all panels, annotations and variables of the generated dashboards."""
+    """Return the expressions of all panels, annotations and variables of the dashboards."""
     return [
         expression
         for path in sorted((_DASHBOARDS / "generated").glob("*.json"))
@@ -47,7 +47,7 @@ def dashboard_expressions() -> list[Expression]:
 
 
 def rule_expressions(kind: str) -> list[Expression]:
-    """Return those of all rules of a kind: ``record`` or ``alert``."""
+    """Return the expressions of all rules of a kind: ``record`` or ``alert``."""
     files = [yaml.safe_load(path.read_text()) for path in sorted(_DASHBOARDS.glob("rules/*.yaml"))]
     return [
         Expression(rule[kind], rule["expr"])
@@ -59,7 +59,7 @@ def rule_expressions(kind: str) -> list[Expression]:
 
 
 def substitute(expr: str, values: dict[str, str]) -> str:
-    """Put values in the place of a dashboard's variables."""
+    """Replace the variables of a dashboard by values."""
     for name, value in values.items():
         expr = expr.replace(f"${name}", value)
     assert "$" not in expr, f"a variable without a value: {expr}"
@@ -67,14 +67,14 @@ def substitute(expr: str, values: dict[str, str]) -> str:
 
 
 def metrics_in(expr: str) -> set[str]:
-    """Return the names of all metrics."""
+    """Return the names of all metrics in an expression."""
     return set(_METRIC.findall(expr))
 
 
 def selectors_in(expr: str) -> set[str]:
-    """Return what must select something: each metric with each value that its matchers name.
+    """Return the selectors that must match a series: each metric with each value of its matchers.
 
-    A pattern of alternatives stands for each of them, so that one that is misspelt is found.
+    A pattern of alternatives gives one selector per alternative, so that a misspelt one is found.
     """
     return {
         f"{metric}{{{','.join(matchers)}}}"
@@ -84,7 +84,7 @@ def selectors_in(expr: str) -> set[str]:
 
 
 def labels_in(expr: str) -> set[str]:
-    """Return the labels that vectors are grouped by or matched on."""
+    """Return the labels of groupings and of vector matching."""
     return {
         label.strip() for group in _GROUPING.findall(expr) for label in group.split(",") if label
     } - {"le"}

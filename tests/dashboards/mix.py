@@ -1,7 +1,7 @@
-"""A scripted mix of requests over HTTP: all reuse paths, both tails, evictions, and refusals.
+"""A scripted mix of requests over HTTP: all reuse paths, both tails, evictions, and rejections.
 
-Owns what is asked, and checks of each answer that it went the way it was meant to. It is written
-for an engine of one lane, one entry, one place in the queue, and a short wait there.
+Owns the requests, and checks the reuse path of each answer. It assumes an engine with one lane, one
+entry, one place in the queue, and a short queue timeout.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ OPTIONS = (
     *("--lanes", "1", "--entries", "1", "--anchors", "1"),
     *("--queue-limit", "1", "--queue-timeout-s", "1", "--profile", "scripted"),
 )
-"""What the engine must be started with."""
+"""The options with which the engine must be started."""
 
-# Longer than a page: only then is it kept for others.
+# Longer than a page, the shortest head that an anchor can have.
 _HEAD = "You are a helpful assistant. " + "Please keep answers short and polite. " * 12
-_BEGINNING = {"role": "assistant", "content": "Yes, I will keep in"}
+_BEGUN_ANSWER = {"role": "assistant", "content": "Yes, I will keep in"}
 _TIMEOUT_S = 60.0
 
 Message = dict[str, str]
 
 
 def play_mix(url: str) -> None:
-    """Send all requests, one after the other but for those that wait for each other.
+    """Send all requests, sequentially except where one must wait in the queue.
 
     Raises:
-        AssertionError: An answer took another way than it was meant to.
+        AssertionError: An answer has another reuse path than expected.
     """
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as http:
         client = _Client(http)
-        client.reuse_in_every_way()
-        client.be_turned_away()
+        client.use_every_reuse_path()
+        client.be_rejected()
 
 
 class _Client:
@@ -47,38 +47,38 @@ class _Client:
         self._http = http
         self._num_sides = 0
 
-    def reuse_in_every_way(self) -> None:
+    def use_every_reuse_path(self) -> None:
         """Two sessions with one head, a continued answer, and side requests that displace them."""
         first, second = _opening("4921"), _opening("1234")
         text = self._ask(first, "full_reset", "none")
         self._ask_side()
-        self._ask([*first, _said(text)], "append_frontier", "registry")
+        self._ask([*first, _assistant(text)], "append_frontier", "registry")
         other_text = self._ask(second, "restore_anchor", "anchor")
-        self._ask([*second, _said(other_text)], "append_frontier", "none")
-        turn = [*first, _said(text), _asked("What is my locker code?")]
+        self._ask([*second, _assistant(other_text)], "append_frontier", "none")
+        turn = [*first, _assistant(text), _user("What is my locker code?")]
         self._ask(turn, "restore_turn_checkpoint", "registry")
         for path in ("restore_anchor", "restore_response_checkpoint"):
-            self._ask([*_opening("5678"), _BEGINNING], path, continue_final_message=True)
-        # One entry cannot keep them all.
+            self._ask([*_opening("5678"), _BEGUN_ANSWER], path, continue_final_message=True)
+        # One entry cannot keep all of them, so that evictions happen.
         for _ in range(3):
             self._ask_side()
 
-    def be_turned_away(self) -> None:
-        """One request runs without end, one waits until it is given up, one finds no room."""
+    def be_rejected(self) -> None:
+        """One request runs endlessly, one times out in the queue, and one finds the queue full."""
         with self._running(), ThreadPoolExecutor(1) as pool:
             codes: set[str] = set()
             while codes != {"request_queue_timeout", "server_overloaded"}:
-                waiting = pool.submit(self._post, [_asked("I wait.")])
+                waiting = pool.submit(self._post, [_user("I wait.")])
                 while not waiting.done() and self._registry()["queued"] == 0:
                     pass
-                # It may be given up just before this one comes, which then waits in its place.
-                for answer in (self._post([_asked("I find no room.")]), waiting.result()):
+                # The waiting request may time out just before this one arrives and takes its place.
+                for answer in (self._post([_user("I find no room.")]), waiting.result()):
                     codes.add(answer.json()["error"]["code"])
 
     def _ask_side(self) -> None:
         self._num_sides += 1
         text = f"Side request {self._num_sides}. Write a title of 3 to 6 words for this ticket."
-        self._ask([_asked(text)], "full_reset", "none")
+        self._ask([_user(text)], "full_reset", "none")
 
     def _ask(
         self, messages: Sequence[Message], path: str, attach: str | None = None, **more: Any
@@ -86,9 +86,9 @@ class _Client:
         answer = self._post(messages, **more)
         assert answer.is_success, answer.text
         body = answer.json()
-        went = body["usage"]["kvreg"]
-        assert went["reuse_path"] == path, (messages, body)
-        assert attach is None or went["attach"] == attach, (messages, body)
+        reuse = body["usage"]["kvreg"]
+        assert reuse["reuse_path"] == path, (messages, body)
+        assert attach is None or reuse["attach"] == attach, (messages, body)
         return str(body["choices"][0]["message"]["content"])
 
     def _post(self, messages: Sequence[Message], **more: Any) -> httpx.Response:
@@ -99,12 +99,12 @@ class _Client:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """An answer that cannot say its end, and whose client leaves at last."""
+        """A streamed answer without an end token; the client disconnects on exit."""
         config = json.loads((REFERENCE_MODEL_PATH / "generation_config.json").read_text())
         endless = {str(token): -100 for token in config["eos_token_id"]}
-        body = _body([_asked("Tell me a long story.")], stream=True, logit_bias=endless)
+        body = _body([_user("Tell me a long story.")], stream=True, logit_bias=endless)
         with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            # Whoever lets go of the lines closes the connection.
+            # Keep the iterator: when it is collected, the connection closes.
             lines = answer.iter_lines()
             next(lines)
             yield
@@ -115,12 +115,12 @@ def _body(messages: Sequence[Message], **more: Any) -> dict[str, Any]:
 
 
 def _opening(code: str) -> list[Message]:
-    return [{"role": "system", "content": _HEAD}, _asked(f"My locker code is {code}.")]
+    return [{"role": "system", "content": _HEAD}, _user(f"My locker code is {code}.")]
 
 
-def _asked(text: str) -> Message:
+def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def _said(text: str) -> Message:
+def _assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}

@@ -1,7 +1,7 @@
-"""Debian's Prometheus as a process of its own on the loopback, and what it answers.
+"""Debian's Prometheus as a subprocess on the loopback, and a client of its API.
 
-Owns its configuration, its start and its end. The rules are those of the repository, with times
-shortened where a test would wait for them.
+Owns its configuration and its process. The rules are those of the repository, with shorter times
+where a test would wait for them.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ import yaml
 from tests.system_parts import require_part
 
 RULES = Path(__file__).parents[2] / "dashboards/rules"
-PLACE = {"namespace": "here", "pod": "engine-0"}
-"""What discovery in a cluster adds to each target."""
+TARGET_LABELS = {"namespace": "here", "pod": "engine-0"}
+"""The target labels that Kubernetes service discovery adds."""
 
-_PACE = "1s"
+_INTERVAL = "1s"
 _TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 
 class Prometheus:
-    """A running server. Every question may be asked before its answer is there."""
+    """A running server and its query API."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
         self._process = process
         self._log = log
-        self.expect_soon()
+        self.restart_timeout()
 
-    def expect_soon(self) -> None:
-        """Begin the time within which everything that is waited for has to be there."""
+    def restart_timeout(self) -> None:
+        """Restart the timeout that all following waits share."""
         self._deadline_s = time.monotonic() + _TIMEOUT_S
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Evaluate an expression at this moment; raise for one that is wrong."""
+        """Evaluate an expression now; raises for an invalid one."""
         answer = self._http.get("/api/v1/query", params={"query": expr})
         assert answer.is_success, f"{expr}: {answer.text}"
         return list(answer.json()["data"]["result"])
 
     def wait_for(
-        self, expr: str, is_enough: Callable[[list[dict[str, Any]]], bool] = bool
+        self, expr: str, is_sufficient: Callable[[list[dict[str, Any]]], bool] = bool
     ) -> list[dict[str, Any]]:
-        """Ask until the answer is enough, and return it; when time is up, return what there is."""
+        """Query until the result is sufficient; return it, or the last one at the timeout."""
         while True:
             answer = self.query(expr)
-            if is_enough(answer) or time.monotonic() > self._deadline_s:
+            if is_sufficient(answer) or time.monotonic() > self._deadline_s:
                 return answer
             time.sleep(_POLL_S)
 
     def wait_until_ready(self) -> None:
-        """Return when it answers."""
+        """Wait until the server is ready."""
         while time.monotonic() < self._deadline_s and self._process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if self._http.get("/-/ready").is_success:
@@ -66,13 +66,13 @@ class Prometheus:
         raise RuntimeError(f"Prometheus did not start: {self._log.read_text()}")
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._http.close()
 
 
 @contextlib.contextmanager
 def running_prometheus(target: str, folder: Path) -> Iterator[Prometheus]:
-    """Scrape ``target``, a host and port, every second; keep everything in ``folder``."""
+    """Scrape ``target``, a host and port, every second; store all files in ``folder``."""
     address = f"127.0.0.1:{_free_port()}"
     config, log = folder / "prometheus.yaml", folder / "log"
     config.write_text(yaml.safe_dump(_config(target, _write_rules(folder))))
@@ -93,35 +93,42 @@ def running_prometheus(target: str, folder: Path) -> Iterator[Prometheus]:
         yield prometheus
     finally:
         prometheus.close()
-        # Its data is thrown away: there is nothing that it should finish.
+        # Its data is discarded, so that a clean shutdown is not needed.
         process.kill()
         process.wait()
 
 
-def warm_at_once(expr: str) -> str:
-    """Return the expression for whom an engine is warm without waiting for an hour."""
+def without_warm_up(expr: str) -> str:
+    """Return the expression with a warm-up of 0 s instead of an hour."""
     return expr.replace(":seconds > 3600", ":seconds > 0")
 
 
 def _config(target: str, rules: list[str]) -> dict[str, Any]:
     return {
-        "global": {"scrape_interval": _PACE, "scrape_timeout": _PACE, "evaluation_interval": _PACE},
+        "global": {
+            "scrape_interval": _INTERVAL,
+            "scrape_timeout": _INTERVAL,
+            "evaluation_interval": _INTERVAL,
+        },
         "rule_files": rules,
         "scrape_configs": [
-            {"job_name": "kvreg", "static_configs": [{"targets": [target], "labels": PLACE}]}
+            {
+                "job_name": "kvreg",
+                "static_configs": [{"targets": [target], "labels": TARGET_LABELS}],
+            }
         ],
     }
 
 
 def _write_rules(folder: Path) -> list[str]:
-    """Copy the rules, evaluated every second and with engines that are warm at once."""
+    """Copy the rules with an evaluation every second and without warm-up."""
     written = []
     for path in RULES.glob("*.yaml"):
         rules = yaml.safe_load(path.read_text(encoding="utf-8"))
         for group in rules["groups"]:
             group.pop("interval", None)
             for rule in group["rules"]:
-                rule["expr"] = warm_at_once(rule["expr"])
+                rule["expr"] = without_warm_up(rule["expr"])
         copy = folder / path.name
         copy.write_text(yaml.safe_dump(rules), encoding="utf-8")
         written.append(str(copy))

@@ -1,4 +1,4 @@
-"""The generated dashboards: as the code says, complete, and readable."""
+"""The generated dashboards are up to date, complete and readable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _panels() -> list[Any]:
     ]
 
 
-def test_files_are_what_the_code_writes(tmp_path: Path) -> None:
+def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     write_all(tmp_path)
 
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
@@ -58,14 +58,14 @@ def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dashboard", _dashboards(), ids=lambda dashboard: dashboard["title"])
-def test_panels_have_ids_of_their_own(dashboard: dict[str, Any]) -> None:
+def test_panel_ids_are_unique(dashboard: dict[str, Any]) -> None:
     ids = [panel["id"] for panel in dashboard["panels"]]
 
     assert sorted(set(ids)) == sorted(ids)
 
 
 @pytest.mark.parametrize("panel", _panels())
-def test_a_panel_says_what_it_shows_and_in_which_unit(panel: dict[str, Any]) -> None:
+def test_panel_has_a_title_a_description_a_unit_and_a_query(panel: dict[str, Any]) -> None:
     assert len(panel["title"].split()) >= 2
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -73,7 +73,7 @@ def test_a_panel_says_what_it_shows_and_in_which_unit(panel: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("panel", _panels())
-def test_several_lines_have_names(panel: dict[str, Any]) -> None:
+def test_series_of_a_time_series_panel_have_distinct_legends(panel: dict[str, Any]) -> None:
     if panel["type"] == "timeseries":
         legends = [target["legendFormat"] for target in panel["targets"]]
         assert all(legends)
@@ -81,7 +81,7 @@ def test_several_lines_have_names(panel: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dashboard", _dashboards(), ids=lambda dashboard: dashboard["title"])
-def test_links_lead_to_pages_and_sections_that_exist(dashboard: dict[str, Any]) -> None:
+def test_links_point_to_existing_pages_and_sections(dashboard: dict[str, Any]) -> None:
     links = [
         *dashboard["links"],
         *(link for panel in dashboard["panels"] for link in panel.get("links") or ()),
@@ -96,7 +96,7 @@ def test_links_lead_to_pages_and_sections_that_exist(dashboard: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("dashboard", _dashboards(), ids=lambda dashboard: dashboard["title"])
-def test_every_dashboard_can_be_narrowed_by_namespace_profile_and_pod(
+def test_every_dashboard_has_variables_for_namespace_profile_and_pod(
     dashboard: dict[str, Any],
 ) -> None:
     names = [variable["name"] for variable in dashboard["templating"]["list"]]
@@ -104,7 +104,7 @@ def test_every_dashboard_can_be_narrowed_by_namespace_profile_and_pod(
     assert names == ["datasource", "namespace", "profile", "pod"]
 
 
-def test_every_question_about_engines_is_narrowed_by_all_variables() -> None:
+def test_every_engine_query_filters_by_all_variables() -> None:
     for expression in dashboard_expressions():
         if "choice of" in expression.place or metrics_in(expression.expr) & set(OPERATOR_METRICS):
             continue
@@ -112,7 +112,7 @@ def test_every_question_about_engines_is_narrowed_by_all_variables() -> None:
             assert f'{variable}=~"${variable}"' in expression.expr, expression
 
 
-def test_the_operators_side_of_the_contract_is_what_is_used() -> None:
+def test_operator_metrics_are_exactly_the_metrics_and_labels_used() -> None:
     expressions = [
         *dashboard_expressions(),
         *rule_expressions("alert"),

@@ -1,6 +1,6 @@
-"""Recording and alert rules: promtool accepts them, and plays the series in ``rules/`` to them.
+"""Recording and alert rules: promtool checks them and runs the unit tests in ``rules/``.
 
-Each alert has a file of its own there, with a test in which it fires and one in which none does.
+Each alert has its own file there, with a test in which it fires and one in which no alert does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.system_parts import require_part
 
 _ROOT = Path(__file__).parents[2]
 _RULES = sorted((_ROOT / "dashboards/rules").glob("*.yaml"))
-_PLAYS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
+_UNIT_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
 
 
 def _rules() -> list[dict[str, Any]]:
@@ -37,23 +37,23 @@ def test_promtool_accepts_the_rules() -> None:
     _promtool("check", "rules", *_RULES)
 
 
-def test_promtool_accepts_the_configuration_for_one_machine() -> None:
+def test_promtool_accepts_the_local_configuration() -> None:
     _promtool("check", "config", _ROOT / "dashboards/local/prometheus.yaml")
 
 
-@pytest.mark.parametrize("play", _PLAYS, ids=lambda path: path.stem)
-def test_rules_answer_to_series_as_they_should(play: Path) -> None:
-    _promtool("test", "rules", play)
+@pytest.mark.parametrize("unit_test", _UNIT_TESTS, ids=lambda path: path.stem)
+def test_rules_pass_their_unit_tests(unit_test: Path) -> None:
+    _promtool("test", "rules", unit_test)
 
 
 @pytest.mark.parametrize("alert", _ALERTS)
-def test_every_alert_is_seen_firing_and_silent(alert: str) -> None:
-    played = yaml.safe_load(
+def test_every_alert_has_a_firing_and_a_silent_unit_test(alert: str) -> None:
+    unit_tests = yaml.safe_load(
         (Path(__file__).parent / f"rules/{alert}.yaml").read_text(encoding="utf-8")
     )
     expected = [
         [sample["labels"] for sample in query["exp_samples"]]
-        for test in played["tests"]
+        for test in unit_tests["tests"]
         for query in test["promql_expr_test"]
         if "ALERTS" in query["expr"]
     ]
@@ -63,12 +63,12 @@ def test_every_alert_is_seen_firing_and_silent(alert: str) -> None:
 
 
 @pytest.mark.parametrize("alert", _ALERTS)
-def test_every_alert_leads_to_its_section_of_the_runbook(alert: str) -> None:
+def test_every_alert_links_to_its_section_of_the_runbook(alert: str) -> None:
     url = _ALERTS[alert]["annotations"]["runbook_url"]
     path, _, anchor = url.rpartition("#")
     text = (_ROOT / "docs" / path.rpartition("/")[2]).read_text(encoding="utf-8")
     sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    # How a heading becomes an anchor, for headings of one word.
+    # The anchor of a heading of one word is the word in lower case.
     (section,) = (s for s in sections if s.partition("\n")[0].strip().lower() == anchor)
 
     assert section.startswith(alert)
@@ -76,7 +76,7 @@ def test_every_alert_leads_to_its_section_of_the_runbook(alert: str) -> None:
         assert part in section
 
 
-def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
+def test_runbook_has_sections_of_existing_alerts_only() -> None:
     text = (_ROOT / "docs/runbook.md").read_text(encoding="utf-8")
 
     assert set(re.findall(r"^## (Kvreg\w+)", text, flags=re.MULTILINE)) == set(_ALERTS)
