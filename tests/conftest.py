@@ -1,4 +1,4 @@
-"""Says aloud which tests of a run did not run for want of a system part."""
+"""Prints which tests of a run were skipped for lack of a program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Programs beside Python that some tests drive: where they are, and what it means when one is not.
+"""External programs that some tests need: how to find them, and what happens without them.
 
-Owns the list of programs and what brings them: Debian packages, by ``make system-deps``, or Go, by
-``make cluster-programs``. On a developer's machine a test without its program is skipped, and the
-end of the run says how many were. In CI it fails: a skip there would look like a pass.
+Owns the list of programs and their origin: Debian packages (``make system-deps``) or builds with Go
+(``make cluster-programs``). On a developer's machine a test without its program is skipped, and the
+summary of the run counts the skips. In CI it fails, because a skip there would look like a pass.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PACKAGES = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "c
 """The Debian package of each program that has one."""
 
 BUILT = frozenset({"helm"})
-"""Programs that are built beside those of the cluster."""
+"""Programs that ``make cluster-programs`` builds."""
 
 _MISSING = "missing system part: "
 
 
 def require_part(program: str) -> str:
-    """Return the path of a program; without it the calling test is skipped, or fails in CI.
+    """Return the path of a program; if it is missing, skip the calling test, or fail it in CI.
 
     Raises:
         KeyError: The program is not in the list.
@@ -43,15 +43,15 @@ def require_part(program: str) -> str:
 
 
 def count_missing(reasons: Iterable[str]) -> Counter[str]:
-    """Count the tests that were skipped for want of a program, by what the skip said."""
+    """Count the tests that were skipped for lack of a program, by the reason of the skip."""
     return Counter(
         _MISSING + reason.partition(_MISSING)[2] for reason in reasons if _MISSING in reason
     )
 
 
 def report_missing(terminal: Any) -> None:
-    """Say at the end of a run which tests did not run for want of a program."""
-    # A skip's report holds the file, the line and the reason.
+    """Print at the end of a run how many tests were skipped for lack of which program."""
+    # The report of a skip holds the file, the line and the reason.
     skipped = [report.longrepr for report in terminal.stats.get("skipped", ())]
     missing = count_missing(place[2] for place in skipped if isinstance(place, tuple))
     if missing:
@@ -61,7 +61,7 @@ def report_missing(terminal: Any) -> None:
 
 
 def is_ci() -> bool:
-    """Say whether this is CI, where what cannot run is a failure."""
+    """Return whether this is CI, where a missing program is a failure."""
     return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 

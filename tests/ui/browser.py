@@ -1,6 +1,6 @@
-"""A headless browser, driven through its DevTools protocol over a pipe.
+"""A headless browser, driven through the DevTools protocol over a pipe.
 
-Owns its process and one page. It knows nothing of what it shows.
+Owns the process and one page. It is independent of the content of the page.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FLAGS = (
 
 
 class Page:
-    """One page. ``complaints`` has what its console said of errors, and what nobody caught."""
+    """One page. ``console_errors`` has its console errors, warnings and uncaught exceptions."""
 
     def __init__(self, write_fd: int, read_fd: int) -> None:
-        self.complaints: list[str] = []
+        self.console_errors: list[str] = []
         self._write_fd = write_fd
         self._read_fd = read_fd
         self._rest = b""
@@ -43,7 +43,7 @@ class Page:
             self._call(f"{domain}.enable")
 
     def set_screen(self, width: int, height: int, scheme: Scheme = "light") -> None:
-        """Be a screen of that many CSS pixels; below 600 of width it is a phone's."""
+        """Emulate a screen of this size in CSS pixels; a width below 600 emulates a phone."""
         is_phone = width < 600
         self._call(
             "Emulation.setDeviceMetricsOverride",
@@ -53,19 +53,19 @@ class Page:
         self._call("Emulation.setEmulatedMedia", features=[feature])
 
     def open(self, url: str) -> None:
-        """Go there, and wait until the document is read."""
+        """Navigate to a URL and wait until the document is loaded."""
         self._call("Page.navigate", url=url)
         self.wait_until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def leave(self) -> None:
-        """Show nothing, so that no server is asked any more."""
+        """Navigate to about:blank, so that the page sends no more requests."""
         self._call("Page.navigate", url="about:blank")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of the page's language, as JSON carries it.
+        """Evaluate a JavaScript expression in the page; return its value, which must be JSON.
 
         Raises:
-            AssertionError: It has thrown.
+            AssertionError: The expression throws.
         """
         answer = self._call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
@@ -74,22 +74,22 @@ class Page:
         return answer["result"].get("value")
 
     def wait_until(self, condition: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until a JavaScript expression is true."""
         deadline_s = time.monotonic() + _TIMEOUT_S
         while not self.evaluate(condition):
-            assert time.monotonic() < deadline_s, f"{condition} is not so:\n{self.text()}"
+            assert time.monotonic() < deadline_s, f"timeout: {condition}\n{self.text()}"
 
     def text(self, selector: str = "body") -> str:
-        """What a person reads there; nothing of what is hidden."""
+        """Return the visible text of an element."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def wait_for_text(self, text: str, selector: str = "body") -> None:
-        """Wait until a text is shown."""
+        """Wait until an element shows a text."""
         place = f"document.querySelector({json.dumps(selector)}).innerText"
         self.wait_until(f"{place}.includes({json.dumps(text)})")
 
     def overflow(self) -> int:
-        """How many pixels of the page lie beside the screen."""
+        """Return by how many pixels the page is wider than the screen."""
         return int(
             self.evaluate(
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -97,7 +97,7 @@ class Page:
         )
 
     def screenshot(self, path: Path) -> None:
-        """Write all of the page as a PNG file."""
+        """Write a PNG file of the whole page."""
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self._call(
@@ -120,31 +120,31 @@ class Page:
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(params["exceptionDetails"]))
+            self.console_errors.append(json.dumps(params["exceptionDetails"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(json.dumps(params["entry"]))
+            self.console_errors.append(json.dumps(params["entry"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
-            self.complaints.append(json.dumps(params["args"]))
+            self.console_errors.append(json.dumps(params["args"]))
 
     def _read(self) -> dict[str, Any]:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._read_fd], [], [], deadline_s - time.monotonic())
-            assert ready, "the browser does not answer"
+            assert ready, "no message from the browser before the timeout"
             more = os.read(self._read_fd, 1 << 20)
-            assert more, "the browser has ended"
+            assert more, "the browser process exited"
             self._rest += more
         message, _, self._rest = self._rest.partition(b"\0")
         return dict(json.loads(message))
 
 
 @contextmanager
-def browsing(program: str, profile: Path) -> Iterator[Page]:
-    """A browser with an empty profile in a folder, ended at the end."""
+def running_browser(program: str, profile: Path) -> Iterator[Page]:
+    """Run a browser with an empty profile in a folder; yields its page."""
     to_browser_r, to_browser_w = os.pipe()
     from_browser_r, from_browser_w = os.pipe()
 
-    # The protocol's pipe is 3 for what the browser reads and 4 for what it writes.
+    # With --remote-debugging-pipe the browser reads from descriptor 3 and writes to 4.
     wrapper = f'exec "$@" 3<&{to_browser_r} 4>&{from_browser_w}'
     with subprocess.Popen(
         ["bash", "-c", wrapper, "browser", program, *_FLAGS, f"--user-data-dir={profile}"],

@@ -1,4 +1,4 @@
-"""A browser, and real servers for it to look at."""
+"""A browser, and servers with the bundled model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import httpx
 import pytest
 from tests.system_parts import require_part
-from tests.ui.browser import Page, browsing
+from tests.ui.browser import Page, running_browser
 
 from kvreg_service.api.app import create_app
 from kvreg_service.engine.build import LoadedModel, build_engine, load_model
@@ -22,13 +22,13 @@ from kvreg_service.testing.http_server import running_server
 
 @dataclass
 class Served:
-    """A server and how its clients ask it."""
+    """A running server and an HTTP client."""
 
     url: str
     http: httpx.Client
 
     def ask(self, messages: list[dict[str, str]], *, key: str | None = None, **options: Any) -> str:
-        """Send a request; returns the answer's text."""
+        """Send a chat completion; return the text of the answer."""
         response = self.http.post(
             f"{self.url}/v1/chat/completions",
             json={
@@ -45,7 +45,7 @@ class Served:
         return str(response.raise_for_status().json()["choices"][0]["message"]["content"])
 
     def mix(self, *, key: str | None = None, num_sessions: int = 4, num_turns: int = 3) -> None:
-        """Sessions with a common head that displace each other, and titles in between."""
+        """Play sessions with a shared head that displace each other, and title requests."""
         head = {"role": "system", "content": "Please keep answers short and polite. " * 12}
         sessions: list[list[dict[str, str]]] = [[head] for _ in range(num_sessions)]
         for turn in range(num_turns):
@@ -55,24 +55,25 @@ class Served:
                 answer = self.ask(session, key=key, cache_ttl_s=3000 if i == 1 else None)
                 session.append({"role": "assistant", "content": answer})
                 self.ask([{"role": "user", "content": f"Write a title: {code}"}], key=key)
-        # Goes on with its own last answer: the tail is the assistant's.
+        # Continues its own last answer, so that the tail is `assistant`.
         self.ask(sessions[-2], key=key, continue_final_message=True)
 
     def pin_one(self) -> None:
-        """Pin what the first entry keeps."""
+        """Pin the sequence of the first entry."""
         self.http.put(
             f"{self.url}/v1/registry/entries/0/pin", json={"ttl_s": 600}
         ).raise_for_status()
 
 
 class Serve(Protocol):
-    """Starts a server with these settings, which ends with its block.
+    """Runs a server with these settings inside a block.
 
-    With ``is_left_first`` the page is left before, so that nobody asks a server that ends.
+    With ``is_left_first`` the browser leaves the page before the server stops, so that it sends no
+    request to a stopped server.
     """
 
     def __call__(self, *, is_left_first: bool = True, **settings: Any) -> Any:
-        """Start it."""
+        """Return the context manager of a server."""
         ...
 
 
@@ -109,15 +110,15 @@ def serve(loaded_model: LoadedModel, browser: Page) -> Serve:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     program = require_part("chromium")
-    with browsing(program, tmp_path_factory.mktemp("browser")) as page:
+    with running_browser(program, tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
-    """A wide page that shows nothing yet."""
+    """A blank page on a wide screen."""
     browser.leave()
     browser.set_screen(1200, 900)
-    browser.complaints.clear()
+    browser.console_errors.clear()
     yield browser
     browser.leave()

@@ -1,4 +1,4 @@
-"""The page as a browser shows it: what is read there, on which screens, and to whom."""
+"""The page `/ui` in a browser: content, layout on several screens, API keys, and errors."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ SCREENS: list[tuple[int, int, Scheme]] = [
 
 @pytest.fixture(scope="module")
 def mixed(serve: Serve) -> Iterator[Served]:
-    """A server after a mix, looked at by all tests that change nothing of it."""
+    """A server after a mix of requests, shared by the tests that only read."""
     with serve() as server:
         server.mix()
         server.pin_one()
         yield server
 
 
-# What is shown.
+# Content.
 
 
-def test_page_shows_who_is_where(mixed: Served, page: Page) -> None:
+def test_page_shows_lanes_entries_and_anchors(mixed: Served, page: Page) -> None:
     registry = mixed.http.get(f"{mixed.url}/v1/registry").json()
     page.open(f"{mixed.url}/ui")
     page.wait_for_text("serving", "#status")
@@ -58,7 +58,7 @@ def test_page_shows_who_is_where(mixed: Served, page: Page) -> None:
     assert "pinned for" in page.text("#entries")
 
 
-def test_page_shows_what_was_counted(mixed: Served, page: Page) -> None:
+def test_page_shows_the_counters(mixed: Served, page: Page) -> None:
     totals = mixed.http.get(f"{mixed.url}/v1/registry").json()["totals"]
     counts = mixed.http.get(f"{mixed.url}/v1/registry/requests").json()["counts"]
     page.open(f"{mixed.url}/ui")
@@ -105,7 +105,7 @@ def test_page_shows_the_last_requests_with_their_path(mixed: Served, page: Page)
         assert f"{request['cached_tokens']} cached + {request['computed_tokens']} computed" in row
 
 
-def test_page_follows_the_server(serve: Serve, page: Page) -> None:
+def test_page_updates_when_a_request_ends(serve: Serve, page: Page) -> None:
     with serve() as server:
         page.open(f"{server.url}/ui")
         page.wait_for_text("No request has ended yet.", "#requests")
@@ -113,11 +113,11 @@ def test_page_follows_the_server(serve: Serve, page: Page) -> None:
         page.wait_for_text("full reset", "#requests")
 
 
-# On any screen.
+# Layout.
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), SCREENS)
-def test_page_fits_its_screen_and_its_console_is_silent(
+def test_page_fits_the_screen_without_console_errors(
     mixed: Served, page: Page, tmp_path: Path, width: int, height: int, scheme: Scheme
 ) -> None:
     page.set_screen(width, height, scheme)
@@ -125,15 +125,15 @@ def test_page_fits_its_screen_and_its_console_is_silent(
     page.wait_for_text("serving", "#status")
     page.screenshot(tmp_path / "ui.png")
     assert page.overflow() == 0
-    assert page.complaints == []
+    assert page.console_errors == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(mixed: Served, page: Page, scheme: Scheme) -> None:
+def test_text_has_sufficient_contrast(mixed: Served, page: Page, scheme: Scheme) -> None:
     page.set_screen(1200, 900, scheme)
     page.open(f"{mixed.url}/ui")
     page.wait_for_text("serving", "#status")
-    # What the WCAG asks of text of this size (level AA).
+    # The contrast that WCAG level AA requires for text of this size.
     assert page.evaluate(LOW_CONTRAST) == []
 
 
@@ -162,14 +162,14 @@ LOW_CONTRAST = """(() => {
 })()"""
 
 
-# Whatever the values are.
+# Escaping.
 
 
 class HostileEngine(FakeEngine):
-    """Says markup wherever an engine says text."""
+    """An engine whose text values are markup."""
 
     def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
-        """Return a registry full of it."""
+        """Return a registry snapshot with markup in every text."""
         view = super().snapshot(tenant)
         return replace(
             view,
@@ -224,13 +224,13 @@ def test_markup_in_values_stays_text(page: Page, width: int) -> None:
     assert reason_elements == 0
     assert title == f"kvreg {HOSTILE}"
     assert overflow == 0
-    assert page.complaints == []
+    assert page.console_errors == []
 
 
-# With keys.
+# API keys.
 
 
-def test_page_asks_for_a_key_once_and_shows_a_tenant_its_own(serve: Serve, page: Page) -> None:
+def test_page_requires_a_key_once_and_shows_a_tenant_only_its_own(serve: Serve, page: Page) -> None:
     with serve(api_keys=KEYS) as server:
         server.mix(key="sk-a", num_sessions=2, num_turns=1)
         server.ask([{"role": "user", "content": "Hi"}], key="sk-b")
@@ -276,7 +276,7 @@ def test_key_is_kept_in_the_tab_only(serve: Serve, page: Page) -> None:
     assert "sk-a" not in document
 
 
-def test_key_that_no_header_can_carry_is_refused(serve: Serve, page: Page) -> None:
+def test_key_that_is_invalid_in_a_header_is_rejected(serve: Serve, page: Page) -> None:
     with serve(api_keys=KEYS) as server:
         page.open(f"{server.url}/ui")
         page.wait_for_text("requires an API key")
@@ -291,10 +291,10 @@ def enter_key(page: Page, key: str) -> None:
     )
 
 
-# In trouble.
+# Errors.
 
 
-def test_page_says_that_the_server_is_draining(serve: Serve, page: Page) -> None:
+def test_page_shows_that_the_server_is_draining(serve: Serve, page: Page) -> None:
     with serve() as server:
         page.open(f"{server.url}/ui")
         page.wait_for_text("serving", "#status")
@@ -303,7 +303,7 @@ def test_page_says_that_the_server_is_draining(serve: Serve, page: Page) -> None
         assert "accepts no new ones" in page.text("#notice")
 
 
-def test_page_says_that_the_server_is_gone_and_that_what_it_shows_is_old(
+def test_page_shows_that_the_server_is_unreachable_and_the_data_is_stale(
     serve: Serve, page: Page
 ) -> None:
     with serve(is_left_first=False) as server:
@@ -316,7 +316,7 @@ def test_page_says_that_the_server_is_gone_and_that_what_it_shows_is_old(
     assert page.evaluate("document.getElementById('shown').className") == "old"
 
 
-def test_page_says_why_an_engine_is_not_ready(page: Page) -> None:
+def test_page_shows_why_an_engine_is_not_ready(page: Page) -> None:
     engine = FakeEngine(is_sound=False)
     with running_server(create_app(engine, FakePromptBuilder(), load_settings())) as url:
         page.open(f"{url}/ui")
