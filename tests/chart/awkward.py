@@ -1,4 +1,4 @@
-"""Texts that YAML takes for something else, and the values of the chart that may hold them.
+"""Texts that YAML parses as another type, and the values of the chart that accept them.
 
 Owns which text is tried at which value: one that the schema of the value allows, beside a plain one
 of the same form. The schema is the judge of what is allowed, so a value is left out by nobody.
@@ -15,7 +15,7 @@ from tests.chart.settings_schema import read_schema
 from tests.chart.values_table import nest, resolve
 
 PLAIN = "plaintext"
-# Two numbers, a truth value, and a map with a comment, as YAML 1.1 reads them without quotes.
+# Two numbers, a boolean, and a map with a comment, as YAML 1.1 parses them without quotes.
 AWKWARD = ("0x1", "123", "on", "a: b #c")
 FORMS = ("{}", "/{}", "/srv/{}", "{}.json", "example.org/{}")
 # Where only a number with a unit is allowed, there is no plain text.
@@ -37,7 +37,7 @@ class Trial:
 
 
 def trials() -> Iterator[Trial]:
-    """Yield every awkward text that each value may hold."""
+    """Yield every awkward text that each value accepts."""
     for path, shape in _texts("", read_schema()):
         for text in AWKWARD:
             for plain_text, awkward_text in _pairs(text):
@@ -50,12 +50,12 @@ def trials() -> Iterator[Trial]:
 
 
 def text_paths() -> set[str]:
-    """Return the paths of all values that hold a text of somebody's choice."""
+    """Return the paths of all values that accept any text."""
     return {path for path, _ in _texts("", read_schema())}
 
 
 def replace(part: Any, plain: str, awkward: str) -> Any:
-    """Return the objects with one text in the place of another, in keys and values."""
+    """Return the objects with one text replaced by another, in keys and values."""
     match part:
         case dict():
             return {

@@ -1,4 +1,4 @@
-"""Helm, driven from tests: what the chart becomes with given values.
+"""Helm, called from tests: the chart rendered with given values.
 
 Owns the calls of the program. A rendering is made once for each set of values and kept, as a call
 takes a tenth of a second. What must hold of a rendering is for the tests.
@@ -24,11 +24,11 @@ Values = Mapping[str, Any]
 
 
 class HelmError(Exception):
-    """Helm refused; the message is what it wrote."""
+    """Helm failed; the message is its output."""
 
 
 def run_helm(*arguments: str, stdin: str | None = None) -> str:
-    """Run helm and return what it wrote to standard output.
+    """Run helm and return its standard output.
 
     Raises:
         HelmError: It failed.
@@ -60,7 +60,7 @@ def render(
 def render_notes(
     values: Values | None = None, *, release: str = "kvreg", namespace: str = "chat"
 ) -> str:
-    """Return what a person is told after an installation."""
+    """Return the notes after an installation."""
     arguments = ["install", release, str(CHART), "-n", namespace, "--dry-run=client", "-f", "-"]
     text = run_helm(*arguments, stdin=json.dumps(values or {}))
     return text.partition("\nNOTES:\n")[2]
@@ -95,7 +95,7 @@ def container(objects: Sequence[Object], kind: str = "StatefulSet") -> Object:
 
 
 def variables(objects: Sequence[Object], kind: str = "StatefulSet") -> dict[str, Any]:
-    """Return the variables of that container: texts, or where a value comes from."""
+    """Return the variables of that container: their values or sources."""
     return {
         entry["name"]: entry.get("value", entry.get("valueFrom"))
         for entry in container(objects, kind)["env"]

@@ -1,4 +1,4 @@
-"""The renderings of the chart that together hold every kind of object and every branch of it.
+"""Renderings of the chart that together cover every kind of object and every branch.
 
 ``all_renderings`` is for whoever validates them all, as a real API server can.
 """
@@ -16,7 +16,7 @@ EXAMPLES = ("cpu-demo", "v100-tp2", "two-replicas")
 
 @dataclass(frozen=True)
 class Case:
-    """Values under a name: an example's, or the chart's own, and some over them."""
+    """Named values: those of an example or the defaults, and overrides."""
 
     name: str
     example: str | None = None

@@ -1,4 +1,4 @@
-"""The part of values.schema.json that says what `engine.settings` may hold.
+"""The part of values.schema.json for `engine.settings`.
 
 ``python -m tests.chart.settings_schema`` writes it anew from the engine's settings; a test
 compares. Who else decides a setting is no matter of the schema: the templates refuse those by name.
@@ -31,7 +31,7 @@ def build_settings_schema() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            # An enum is defined once for all its fields; what a field says of it counts here.
+            # An enum is defined once for all its fields; the description is that of the field.
             name: _convert({**defs.get(part.get("$ref"), {}), **part})
             for name, part in schema["properties"].items()
         },
@@ -46,17 +46,17 @@ def read_schema() -> dict[str, Any]:
 
 
 def _convert(part: dict[str, Any]) -> dict[str, Any]:
-    # "Or null" is how a setting is left out, which a value does by not being there.
+    # A setting is null if it is not set; a value is absent instead.
     (branch,) = (b for b in part.get("anyOf", [part]) if b.get("type") != "null")
     kept = {key: {**part, **branch}[key] for key in _KEPT if key in {**part, **branch}}
     if kept.get("type") == "number":
-        # `helm --set` makes texts of numbers with a point. Bounds are then the engine's to keep.
+        # `helm --set` makes strings of decimal numbers. The engine checks their bounds.
         kept |= {"type": ["number", "string"], "pattern": _DECIMAL}
     return kept
 
 
 def main() -> None:
-    """Write the part into the schema."""
+    """Update the schema."""
     schema = read_schema()
     schema["properties"]["engine"]["properties"]["settings"] = build_settings_schema()
     SCHEMA_PATH.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")

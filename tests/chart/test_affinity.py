@@ -1,4 +1,4 @@
-"""The example of a proxy, run by a real Envoy: a session comes back to its engine."""
+"""The example of a proxy, run by a real Envoy: a session returns to its engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT_S = 30.0
 
 
 class StandIn:
-    """Answers as an engine of a name, as far as the proxy can tell, until it is told to drain."""
+    """A stub of a named engine, with readiness and drain."""
 
     def __init__(self, name: str) -> None:
         self.is_draining = False
@@ -62,7 +62,7 @@ def engines() -> Iterator[dict[str, StandIn]]:
 
 
 def configuration(engines: dict[str, StandIn], port: int) -> dict[str, Any]:
-    """Return the example's own, with the addresses of this test."""
+    """Return the configuration of the example, with the addresses of this test."""
     (example, *_) = yaml.safe_load_all((EXAMPLES / "affinity" / "envoy.yaml").read_text())
     loaded: dict[str, Any] = yaml.safe_load(example["data"]["envoy.yaml"])
     (listener,) = loaded["static_resources"]["listeners"]
@@ -74,7 +74,7 @@ def configuration(engines: dict[str, StandIn], port: int) -> dict[str, Any]:
         address = {"address": "127.0.0.1", "port_value": engines[name].port}
         place["endpoint"]["address"]["socket_address"] = address
     for check in cluster["health_checks"]:
-        # As often as Envoy may, so that nobody waits.
+        # The shortest interval of Envoy, so that the test does not wait.
         check["interval"] = check["no_traffic_interval"] = "0.1s"
     return loaded
 
@@ -113,7 +113,7 @@ def places(client: httpx.Client) -> dict[str, str | None]:
 
 
 def settled_places(client: httpx.Client) -> dict[str, str | None]:
-    """Return where requests go once that has stopped changing."""
+    """Return the routes of the sessions once they have stopped changing."""
     found = places(client)
     while (again := places(client)) != found:
         found = again
@@ -123,7 +123,7 @@ def settled_places(client: httpx.Client) -> dict[str, str | None]:
 def await_places(
     client: httpx.Client, are_right: Callable[[dict[str, str | None]], bool]
 ) -> dict[str, str | None]:
-    """Wait until the sessions' requests go where they should."""
+    """Wait until the requests of the sessions reach these engines."""
     end_s = time.monotonic() + TIMEOUT_S
     while not are_right(found := places(client)):
         assert time.monotonic() < end_s, f"requests go to {Counter(found.values())}"

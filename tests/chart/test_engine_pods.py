@@ -1,4 +1,4 @@
-"""The pods of the engines: settings, stopping, probes, rights, cards and volumes."""
+"""The pods of the engines: settings, termination, probes, rights, GPUs and volumes."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_every_pod_writes_a_log_of_its_own() -> None:
     env = variables(objects)
     assert env["KVREG_REQUEST_LOG"] == "/var/log/kvreg/requests.$(POD_NAMESPACE).$(POD_NAME).jsonl"
     names = [entry["name"] for entry in container(objects)["env"]]
-    # Only variables that stand before it are filled in.
+    # Kubernetes expands only variables that precede it.
     assert max(names.index("POD_NAMESPACE"), names.index("POD_NAME")) < names.index(
         "KVREG_REQUEST_LOG"
     )

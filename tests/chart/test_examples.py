@@ -1,4 +1,4 @@
-"""The profiles and the proxy beside the values: they fit what the chart renders."""
+"""The example profiles and the proxy match what the chart renders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(path: Path) -> list[Object]:
 
 
 def unknown_fields(model: ResourcePart, given: dict[str, Any]) -> set[str]:
-    """Return what the resource would drop without a word."""
+    """Return the fields that the API server would prune."""
     known = {field.alias or name: name for name, field in type(model).model_fields.items()}
     unknown = given.keys() - known.keys()
     for name in given.keys() & known.keys():

@@ -1,4 +1,4 @@
-"""What a builder is sent: everything that the Dockerfiles copy, and nothing that git ignores."""
+"""The build context contains all that the Dockerfiles copy, and nothing that git ignores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitors, rules and dashboards as they are rendered."""
+"""The rendered monitors, rules and dashboards."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_monitors_keep_the_labels_by_which_the_rules_go() -> None:
     for kind, endpoints in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
         for part in select_all(render({"monitoring": {"enabled": True, "kind": kind}}), kind):
             (endpoint,) = part["spec"][endpoints]
-            # Nothing here undoes the labels that the Prometheus Operator adds.
+            # No relabelling removes the labels that the Prometheus Operator adds.
             assert endpoint == {"port": endpoint["port"], "path": "/metrics", "interval": "30s"}

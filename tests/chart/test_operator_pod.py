@@ -1,4 +1,4 @@
-"""The operator's pod and its rights."""
+"""The pod of the operator, and its rights."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_nothing_is_granted_in_the_whole_cluster() -> None:
     assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
 
 
-def test_there_is_never_a_second_operator() -> None:
+def test_operators_never_overlap() -> None:
     spec = select(render(), "Deployment")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
 

@@ -1,4 +1,4 @@
-"""The chart as Helm sees it: lint, the package, versions, and the stored renderings."""
+"""The chart with Helm: lint, package, versions, and the stored renderings."""
 
 from __future__ import annotations
 

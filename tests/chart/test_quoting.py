@@ -1,4 +1,4 @@
-"""A text of a value stays that text, whatever YAML would take it for.
+"""A text in a value stays that text, whatever type YAML would parse it as.
 
 What is compared is the whole rendering: with a plain text, in which the plain one is then replaced,
 and with the awkward one.
@@ -19,7 +19,7 @@ from tests.chart.test_values_reach import CONTEXTS, merge
 
 REFUSED = {f"engine.settings.{name}" for name in (*ELSEWHERE, *RULED)}
 TRIALS = [trial for trial in awkward.trials() if trial.path not in REFUSED]
-# Sixty-four digits of a hash behind its name are nothing else.
+# No other value has sixty-four digits of a hash.
 NEVER_AWKWARD = {"engine.image.digest", "operator.image.digest"}
 
 
@@ -80,7 +80,7 @@ def test_kubernetes_fills_the_pod_s_name_into_the_path_of_its_log() -> None:
 
 
 def fill_in(value: str, known: dict[str, Any]) -> str:
-    """Return what Kubernetes makes of a variable's value.
+    """Return the value of a variable after its expansion by Kubernetes.
 
     Source: kubernetes.io, "Define dependent environment variables": ``$(NAME)`` is replaced where
     the name is known, and ``$$`` is one ``$``.

@@ -1,4 +1,4 @@
-"""What cannot be installed is refused before anything is made, by the name of the value."""
+"""Values that cannot work are rejected before the installation, by name."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ RULED: dict[str, Any] = {"lanes": 2, "entries": 2, "current_state": "drop", "anc
 
 
 @pytest.mark.parametrize(("name", "value"), ELSEWHERE.items())
-def test_setting_that_others_decide_is_refused_by_name(name: str, value: object) -> None:
+def test_setting_of_another_value_is_rejected_by_name(name: str, value: object) -> None:
     values = {"operator": {"enabled": False}, "engine": {"settings": {name: value}}}
-    with pytest.raises(HelmError, match=rf"engine\.settings\.{name} is decided by "):
+    with pytest.raises(HelmError, match=rf"engine\.settings\.{name} is set by "):
         render(values)
 
 
 @pytest.mark.parametrize(("name", "value"), RULED.items())
 @pytest.mark.parametrize("operator", [{}, {"enabled": False, "elsewhereNamespace": "ops"}])
-def test_setting_of_the_profile_is_refused_where_an_operator_is_in_charge(
+def test_setting_of_the_profile_is_rejected_if_there_is_an_operator(
     name: str, value: object, operator: dict[str, Any]
 ) -> None:
-    with pytest.raises(HelmError, match=rf"engine\.settings\.{name} is decided by the KVReg"):
+    with pytest.raises(HelmError, match=rf"engine\.settings\.{name} is set by the KVReg"):
         render({"operator": operator, "engine": {"settings": {name: value}}})
 
 
-def test_setting_of_the_profile_is_taken_where_nobody_is_in_charge() -> None:
+def test_setting_of_the_profile_is_accepted_without_an_operator() -> None:
     objects = render({"operator": {"enabled": False}, "engine": {"settings": RULED}})
     assert {name: variables(objects)[f"KVREG_{name.upper()}"] for name in RULED} == {
         name: str(value) for name, value in RULED.items()
     }
 
 
-def test_refused_settings_are_those_that_a_profile_renders() -> None:
+def test_rejected_settings_are_those_that_a_profile_renders() -> None:
     profile = make_profile(lanes=1, registryEntries=1, currentState="Keep", anchors=1)
     rendered = dict(render_settings(profile).settings)
     assert set(rendered) == {*PROFILE_SETTINGS, "profile"}
 
 
-def test_every_other_setting_is_taken() -> None:
+def test_every_other_setting_is_accepted() -> None:
     names = Settings.model_fields.keys() - ELSEWHERE.keys() - RULED.keys()
     defaults = {name: Settings.model_fields[name].default for name in names}
     given = {name: 1 if value is None else value for name, value in defaults.items()}
@@ -77,16 +77,16 @@ def test_every_other_setting_is_taken() -> None:
         ),
         (
             {"engine": {"extraEnv": [{"name": "TZ", "value": zone} for zone in ("UTC", "CET")]}},
-            "TZ stands there twice",
+            "TZ is set twice",
         ),
     ],
 )
-def test_contradiction_is_refused(values: dict[str, Any], message: str) -> None:
+def test_contradiction_is_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(HelmError, match=message):
         render(values)
 
 
-def test_longest_name_is_rendered_and_a_longer_one_refused() -> None:
+def test_longest_name_is_rendered_and_a_longer_one_rejected() -> None:
     longest = "kvreg-" + "a" * (MAX_TARGET_NAME_LENGTH - len("kvreg-"))
     stateful_set = select(render(release=longest), "StatefulSet")
     assert stateful_set["metadata"]["name"] == longest
@@ -95,13 +95,13 @@ def test_longest_name_is_rendered_and_a_longer_one_refused() -> None:
 
 
 @pytest.mark.parametrize("name", OWN_VARIABLES)
-def test_variable_of_the_chart_is_not_for_values(name: str) -> None:
+def test_variable_of_the_chart_is_rejected(name: str) -> None:
     with pytest.raises(HelmError, match=rf"engine\.extraEnv: {name} is set by the chart"):
         render({"engine": {"extraEnv": [{"name": name, "value": "other"}]}})
 
 
 @pytest.mark.parametrize("name", OWN_VOLUMES)
-def test_volume_of_the_chart_or_the_operator_is_not_for_values(name: str) -> None:
+def test_volume_of_the_chart_or_the_operator_is_rejected(name: str) -> None:
     with pytest.raises(HelmError, match=rf"engine\.extraVolumes: {name} is "):
         render({"engine": {"extraVolumes": [{"name": name, "emptyDir": {}}]}})
 
@@ -116,18 +116,18 @@ def test_no_other_variable_or_volume_is_the_chart_s() -> None:
 
 
 @pytest.mark.parametrize("path", [MOUNT_PATH, f"{MOUNT_PATH}/"])
-def test_path_of_the_profile_is_not_for_values(path: str) -> None:
+def test_mount_path_of_the_profile_is_rejected(path: str) -> None:
     mount = {"name": "scratch", "mountPath": path}
     with pytest.raises(HelmError, match="the operator mounts the profile at"):
         render({"engine": {"extraVolumeMounts": [mount]}})
 
 
 @pytest.mark.parametrize("release", ["2024", "2kvreg"])
-def test_name_that_begins_with_a_digit_is_refused(release: str) -> None:
+def test_name_that_begins_with_a_digit_is_rejected(release: str) -> None:
     with pytest.raises(HelmError, match="use a release name that begins with a letter"):
         render(release=release)
 
 
-def test_name_with_a_dot_is_refused() -> None:
+def test_name_with_a_dot_is_rejected() -> None:
     with pytest.raises(HelmError, match="a release name without one"):
         render(release="kvreg.chat")

@@ -1,4 +1,4 @@
-"""The schema of the values: closed, complete, and its errors name the place."""
+"""The schema of the values is closed and complete, and its errors name the path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_settings_are_the_engine_s() -> None:
 def test_schema_has_exactly_the_values() -> None:
     known = {value.path for value in values_table.read_values()}
     for path, group in groups("", settings_schema.read_schema()):
-        # Those have no defaults, or are Kubernetes' own.
+        # These have no defaults, or are types of Kubernetes.
         if path.endswith((".settings", "resources", "podLabels", "podAnnotations")):
             continue
         for name in group["properties"].keys() - {"global"}:

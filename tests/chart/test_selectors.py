@@ -1,4 +1,4 @@
-"""What finds what: labels, ports and names between the objects, and between two releases."""
+"""References between objects, and between two releases: labels, ports and names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def labels_of_pods(objects: list[Object]) -> dict[str, dict[str, str]]:
 
 
 def selectors(objects: list[Object]) -> dict[str, dict[str, str]]:
-    """Return by kind and name what each object chooses pods by."""
+    """Return the pod selectors of all objects, by kind and name."""
     found = {}
     for part in objects:
         spec = part.get("spec", {})

@@ -1,4 +1,4 @@
-"""Every value reaches its place: another one changes what is rendered."""
+"""Every value has an effect: another one changes the rendering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = {
     "operator": {"adminKey": {"existingSecret": "admin"}},
 }
 
-# What else has to be set before a value means anything.
+# Other values without which a value has no effect.
 CONTEXTS: dict[str, dict[str, Any]] = {
     "model.path": HOST_MODEL,
     "model.claimName": {"model": {"source": "pvc", "claimName": "models"}},
@@ -45,7 +45,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "monitoring.dashboards.annotations": MONITORED,
 }
 
-# Another value where flipping, adding one or a name would not be one.
+# Other values, where a default rule for them does not apply.
 OTHERS: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "engine.settings": {"eviction": "lru"},
@@ -122,14 +122,14 @@ def test_notes_print_a_profile_of_the_engines_and_what_is_unsafe() -> None:
     assert "    name: agents-kvreg\n" in notes
     assert "WARNING: there are no API keys" in notes
     assert "serves on the CPU only" in notes
-    assert "hashes on a header of the session" in notes
+    assert "Use a proxy with session\naffinity" in notes
 
 
-def test_notes_know_no_number_of_engines_that_an_autoscaler_decides() -> None:
+def test_notes_contain_no_number_of_autoscaled_engines() -> None:
     notes = render_notes({"engine": {"replicas": None}})
-    assert notes.startswith("Engines of kvreg ")
-    assert "hashes on a header of the session" in notes
+    assert "engines scaled by an autoscaler" in notes
+    assert "Use a proxy with session\naffinity" in notes
 
 
-def test_notes_do_not_warn_where_nothing_is_wrong() -> None:
+def test_notes_do_not_warn_without_a_reason() -> None:
     assert "WARNING" not in render_notes(KEYS)

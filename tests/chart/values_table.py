@@ -1,7 +1,7 @@
-"""Every value of the chart: its path, its default and what is said of it.
+"""Every value of the chart: its path, its default and its comment.
 
 ``python -m tests.chart.values_table`` writes the table of the chart's README from values.yaml; a
-test compares. A value is a leaf of the schema: what a person may fill freely, as labels, is one.
+test compares. A value is a leaf of the schema, or a map that accepts any key.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.chart.settings_schema import read_schema
 
 README = CHART / "README.md"
 _BEGIN, _END = "<!-- values: begin -->\n", "<!-- values: end -->"
-# Kubernetes' own shape, of which the schema only knows the outermost keys.
+# Types of Kubernetes, of which the schema contains only the outermost keys.
 _WHOLE = ("engine.resources", "operator.resources", "engine.settings")
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value. ``comment`` is what stands above it in values.yaml."""
+    """One value. ``comment`` is the comment above it in values.yaml."""
 
     path: str
     default: Any
@@ -70,7 +70,7 @@ def _walk(path: str, default: Any, schema: dict[str, Any]) -> Iterator[tuple[str
 
 
 def resolve(schema: dict[str, Any]) -> dict[str, Any]:
-    """Follow the reference of a part of the schema, where it is one."""
+    """Resolve the reference of a part of the schema, if it is one."""
     name = schema.get("$ref", "").rpartition("/")[2]
     return read_schema()["definitions"][name] if name else schema
 
@@ -91,7 +91,7 @@ def _read_comments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Write the table into the README."""
+    """Update the table in the README."""
     text = README.read_text(encoding="utf-8")
     head, _, rest = text.partition(_BEGIN)
     README.write_text(head + _BEGIN + build_table() + _END + rest.partition(_END)[2])

@@ -1,4 +1,4 @@
-{{/* Volumes of an engine's pod, and where they are mounted. Claims of its own come from the StatefulSet. */}}
+{{/* Volumes of an engine's pod, and their mounts. The StatefulSet adds the claims of each pod. */}}
 {{- define "kvreg.engineVolumes" -}}
 - name: tmp
   emptyDir: {}
@@ -34,7 +34,7 @@
 - name: request-log
   hostPath:
     path: {{ .Values.requestLog.hostPath | quote }}
-    # Made by the kubelet it would be root's, and the engine could not write.
+    # A folder that the kubelet creates belongs to root, and the engine could not write to it.
     type: Directory
 {{- end }}
 {{- end }}

@@ -1,5 +1,5 @@
-{{/* Name of the engines' StatefulSet and beginning of all other names: the release's, with "kvreg" in it. It is never cut, because a
-     profile names it. */}}
+{{/* Name of the StatefulSet and prefix of all other names: that of the release, with "kvreg" in it. It is never truncated, because a
+     profile refers to it. */}}
 {{- define "kvreg.fullname" -}}
 {{- if contains "kvreg" .Release.Name -}}{{ .Release.Name }}{{- else -}}{{ .Release.Name }}-kvreg{{- end -}}
 {{- end -}}
@@ -12,7 +12,7 @@
 {{ include "kvreg.fullname" . }}-pods
 {{- end -}}
 
-{{/* What objects are chosen by; it may never change. Call it with (list . "engine") or (list . "operator"). */}}
+{{/* Selector labels; they are immutable. Call it with (list . "engine") or (list . "operator"). */}}
 {{- define "kvreg.selectorLabels" -}}
 {{- $top := index . 0 -}}
 app.kubernetes.io/name: kvreg
@@ -20,12 +20,12 @@ app.kubernetes.io/instance: {{ $top.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* Text for a variable's value, into which Kubernetes would fill what is written as $(NAME). */}}
+{{/* The value of a variable, in which Kubernetes would expand $(NAME). */}}
 {{- define "kvreg.verbatim" -}}
 {{ . | toString | replace "$" "$$" | quote }}
 {{- end -}}
 
-{{/* Labels of an object, the pods' excepted: another version of the chart alone must not replace a pod. */}}
+{{/* Labels of objects other than pods: a new version of the chart alone must not replace a pod. */}}
 {{- define "kvreg.labels" -}}
 {{- $top := index . 0 -}}
 {{ include "kvreg.selectorLabels" . }}
@@ -44,12 +44,12 @@ helm.sh/chart: {{ printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+
 {{- end -}}
 {{- end -}}
 
-{{/* Namespaces that the operator watches, as a comma list. */}}
+{{/* Namespaces that the operator watches, separated by commas. */}}
 {{- define "kvreg.watchNamespaces" -}}
 {{ .Values.operator.watchNamespaces | default (list .Release.Namespace) | uniq | join "," }}
 {{- end -}}
 
-{{/* Namespace of the operator in charge of the engines; nothing where nobody is. */}}
+{{/* Namespace of the operator that manages the engines; empty if there is none. */}}
 {{- define "kvreg.rulingNamespace" -}}
 {{- if .Values.operator.enabled -}}{{ .Release.Namespace }}{{- else -}}{{ .Values.operator.elsewhereNamespace }}{{- end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* Where a pod runs. Call it with the values of the engine or the operator. */}}
+{{/* Scheduling constraints of a pod. Call it with the values of the engine or the operator. */}}
 {{- define "kvreg.placement" -}}
 {{- $parts := dict -}}
 {{- range $key := list "nodeSelector" "affinity" "tolerations" -}}
@@ -7,12 +7,12 @@
 {{- with $parts -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
 
-{{/* The engine's resources, with its cards. A request for cards is their limit, so only that is written. */}}
+{{/* Resources of the engine, with its GPUs. The request of an extended resource equals its limit, so only the limit is set. */}}
 {{- define "kvreg.engineResources" -}}
 {{- $resources := deepCopy .Values.engine.resources -}}
 {{- if gt (int .Values.gpu.count) 0 -}}
-{{- $cards := dict .Values.gpu.resourceName (.Values.gpu.count | int) -}}
-{{- $_ := set $resources "limits" (merge $cards ($resources.limits | default dict)) -}}
+{{- $gpus := dict .Values.gpu.resourceName (.Values.gpu.count | int) -}}
+{{- $_ := set $resources "limits" (merge $gpus ($resources.limits | default dict)) -}}
 {{- end -}}
 {{- toYaml $resources -}}
 {{- end -}}

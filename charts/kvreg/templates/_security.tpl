@@ -1,4 +1,4 @@
-{{/* What a namespace with the "restricted" pod security standard asks for. Who runs it may be the platform's to say. */}}
+{{/* As the "restricted" pod security standard requires. The platform may set the uid. */}}
 {{- define "kvreg.podSecurityContext" -}}
 runAsNonRoot: true
 {{- range $name := list "runAsUser" "runAsGroup" "fsGroup" }}
@@ -6,7 +6,7 @@ runAsNonRoot: true
 {{ $name }}: {{ . | int64 }}
 {{- end }}
 {{- end }}
-# A model of 20 GB is not walked through at each start.
+# Do not change the owner of every file of a large model at each start.
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault

@@ -1,26 +1,26 @@
-{{/* What cannot be installed, told by name and before anything is made. */}}
+{{/* Rejects values that cannot work, by name, before anything is installed. */}}
 {{- define "kvreg.check" -}}
 {{- $name := include "kvreg.fullname" . -}}
 {{- if gt (len $name) 52 -}}
-{{- fail (printf "the engines would be called %q, which is %d characters; a StatefulSet may have 52: use a shorter release name" $name (len $name)) -}}
+{{- fail (printf "the StatefulSet would be named %q, which is %d characters; the limit is 52: use a shorter release name" $name (len $name)) -}}
 {{- end -}}
 {{- if contains "." $name -}}
-{{- fail (printf "the engines would be called %q, and a Service may have no dot in its name: use a release name without one" $name) -}}
+{{- fail (printf "the Service would be named %q, and its name may not contain a dot: use a release name without one" $name) -}}
 {{- end -}}
 {{- if regexMatch "^[0-9]" $name -}}
-{{- fail (printf "the engines would be called %q, and older versions of Kubernetes take no Service whose name begins with a digit: use a release name that begins with a letter" $name) -}}
+{{- fail (printf "the Service would be named %q, and older versions of Kubernetes reject a name that begins with a digit: use a release name that begins with a letter" $name) -}}
 {{- end -}}
 {{- if and .Values.operator.enabled .Values.operator.elsewhereNamespace -}}
-{{- fail "operator.enabled and operator.elsewhereNamespace exclude each other: one operator is in charge of the engines" -}}
+{{- fail "operator.enabled and operator.elsewhereNamespace exclude each other: one operator manages the engines" -}}
 {{- end -}}
 {{- if and (eq .Values.model.source "pvc") (not .Values.model.claimName) -}}
 {{- fail "model.source is pvc: set model.claimName to an existing claim" -}}
 {{- end -}}
 {{- if and (eq .Values.model.source "hostPath") (not .Values.model.hostPath) -}}
-{{- fail "model.source is hostPath: set model.hostPath to a folder of the node" -}}
+{{- fail "model.source is hostPath: set model.hostPath to a folder on the nodes" -}}
 {{- end -}}
 {{- if and .Values.operator.enabled .Values.apiKeys.existingSecret (not .Values.operator.adminKey.existingSecret) -}}
-{{- fail "apiKeys.existingSecret is set: the operator needs the key of an administrator, operator.adminKey.existingSecret, or no engine answers it" -}}
+{{- fail "apiKeys.existingSecret is set: the operator needs the API key of an administrator, operator.adminKey.existingSecret, or engines reject its requests" -}}
 {{- end -}}
 {{- range .Values.engine.extraEnv -}}
 {{- if hasPrefix "KVREG_" (upper .name) -}}
@@ -31,7 +31,7 @@
 {{- include "kvreg.checkExtras" . -}}
 {{- end -}}
 
-{{/* What is added to a pod must not take the place of what the chart or the operator puts there. */}}
+{{/* Extra variables, volumes and mounts must not override those of the chart or the operator. */}}
 {{- define "kvreg.checkExtras" -}}
 {{- $names := list -}}
 {{- range .Values.engine.extraEnv -}}
@@ -39,7 +39,7 @@
 {{- fail (printf "engine.extraEnv: %s is set by the chart: leave it out" .name) -}}
 {{- end -}}
 {{- if has .name $names -}}
-{{- fail (printf "engine.extraEnv: %s stands there twice" .name) -}}
+{{- fail (printf "engine.extraEnv: %s is set twice" .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
@@ -67,30 +67,30 @@
   "device" "gpu.count"
   "tp" "gpu.count"
   "drain_timeout_s" "engine.drainTimeoutSeconds"
-  "api_keys" "apiKeys.existingSecret: values are no place for keys"
+  "api_keys" "apiKeys.existingSecret: values must not contain keys"
   "api_keys_file" "apiKeys.existingSecret"
   "request_log" "requestLog.enabled"
-  "request_log_salt" "requestLog.salt.existingSecret: values are no place for a salt"
+  "request_log_salt" "requestLog.salt.existingSecret: values must not contain a salt"
   "config_file" "the operator: it mounts the file of the profile"
   "profile" "the operator: it is the name of the profile"
 -}}
-{{- $ruled := include "kvreg.rulingNamespace" . -}}
+{{- $managed := include "kvreg.rulingNamespace" . -}}
 {{- range $key := keys .Values.engine.settings | sortAlpha -}}
 {{- with get $elsewhere $key -}}
-{{- fail (printf "engine.settings.%s is decided by %s" $key .) -}}
+{{- fail (printf "engine.settings.%s is set by %s" $key .) -}}
 {{- end -}}
-{{- if and $ruled (has $key (list "lanes" "entries" "current_state" "anchors")) -}}
-{{- fail (printf "engine.settings.%s is decided by the KVRegistryProfile, which a variable would override: put it there, or set operator.enabled to false" $key) -}}
+{{- if and $managed (has $key (list "lanes" "entries" "current_state" "anchors")) -}}
+{{- fail (printf "engine.settings.%s is set by the KVRegistryProfile, which a variable would override: set it there, or set operator.enabled to false" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* A value as the engine reads it. Numbers of a values file are floating, and one over a million would be written with an exponent. */}}
+{{/* A value as the engine reads it. Helm parses numbers as floats, and would write large ones with an exponent. */}}
 {{- define "kvreg.settingText" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
-{{/* The variables of an engine. */}}
+{{/* Environment variables of an engine. */}}
 {{- define "kvreg.engineEnv" -}}
 - name: POD_NAME
   valueFrom:
@@ -100,7 +100,7 @@
   valueFrom:
     fieldRef:
       fieldPath: metadata.namespace
-# The root filesystem is read-only, and libraries keep compiled kernels under their home.
+# The root filesystem is read-only, and libraries store compiled kernels in the home directory.
 - name: HOME
   value: /tmp
 - name: KVREG_HOST
@@ -128,7 +128,7 @@
   value: {{ printf "/etc/kvreg/api-keys/%s" .Values.apiKeys.key | quote }}
 {{- end }}
 {{- if .Values.requestLog.enabled }}
-# Pods of other namespaces may write to the same folder of the node.
+# Pods of other namespaces may write to the same folder on the node.
 - name: KVREG_REQUEST_LOG
   value: /var/log/kvreg/requests.$(POD_NAMESPACE).$(POD_NAME).jsonl
 {{- with .Values.requestLog.salt }}
