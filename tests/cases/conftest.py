@@ -59,7 +59,7 @@ def switchboard() -> Iterator[Switchboard]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every engine in this test."""
     clock = Clock()
-    for module in ("engine", "answer"):
+    for module in ("engine", "loop.step_loop", "output.processor", "output.stream"):
         monkeypatch.setattr(f"kvreg_service.engine.{module}.time", clock)
     return clock
 

@@ -37,7 +37,7 @@ class FrozenClock:
 @pytest.fixture
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evictions depend on sizes and returns only, not on the speed of the machine."""
-    for module in ("engine", "answer"):
+    for module in ("engine", "loop.step_loop", "output.processor", "output.stream"):
         monkeypatch.setattr(f"kvreg_service.engine.{module}.time", FrozenClock)
 
 
