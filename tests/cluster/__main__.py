@@ -1,6 +1,6 @@
-"""``python -m tests.cluster``: builds what a real cluster needs, and runs tests or a shell in one.
+"""``python -m tests.cluster``: prepares a real cluster, and runs tests or a shell in it.
 
-Owns what is missing and how that is said, and the order: programs, images, isolation, command.
+Owns the check for missing programs, and the order: programs, images, isolation, command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.cluster.harness.places import (
     RUN_VARIABLE,
     Cache,
     find_cache,
-    say,
+    print_progress,
 )
 from tests.cluster.harness.programs import ProgramsMissing, ensure_programs
 from tests.cluster.harness.runtime import CNI_PLUGINS
@@ -49,31 +49,31 @@ STATUS_MISSING = 3
 
 
 def main() -> int:
-    """Read the command line and do it; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("what", choices=("test", "shell", "programs"))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     cache = find_cache()
     cache.root.mkdir(parents=True, exist_ok=True)
     try:
-        if asked.what == "programs":
-            with _held(cache.lock):
+        if options.what == "programs":
+            with _locked(cache.lock):
                 ensure_programs(cache)
             return 0
         _require_parts()
-        with _held(MACHINE_LOCK), _held(cache.lock):
-            return _run_inside(cache, _command(asked.what, asked.arguments))
+        with _locked(MACHINE_LOCK), _locked(cache.lock):
+            return _run_inside(cache, _command(options.what, options.arguments))
     except ProgramsMissing as err:
-        return _give_up(str(err))
+        return _report_missing(str(err))
 
 
 def _run_inside(cache: Cache, command: list[str]) -> int:
     binaries = ensure_programs(cache)
-    # There is no network inside.
+    # The isolated network has no access to the internet.
     for origin in ORIGINS:
         ensure_definitions(cache, origin)
-    # Sockets lie here, and their paths must be short.
+    # A short path, because the paths of sockets in it have a length limit.
     with tempfile.TemporaryDirectory(prefix="kvreg-") as run:
         folder = Path(run)
         (folder / "logs").mkdir()
@@ -92,14 +92,14 @@ def _command(what: str, arguments: list[str]) -> list[str]:
 
 
 def _require_parts() -> None:
-    """Say what this machine lacks.
+    """Check that this machine has all that a cluster needs.
 
     Raises:
-        ProgramsMissing: It cannot run a cluster.
+        ProgramsMissing: A program or a permission is missing.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         raise ProgramsMissing("a cluster needs Linux and root")
-    # Debian keeps some of these where only root looks.
+    # Debian installs some of these in folders that are only in root's PATH.
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     absent = {package for part, package in PARTS.items() if shutil.which(part) is None}
     if not (CNI_PLUGINS / "bridge").is_file():
@@ -109,21 +109,21 @@ def _require_parts() -> None:
         raise ProgramsMissing(f"`make system-deps` installs what is missing: {names}")
 
 
-def _give_up(reason: str) -> int:
+def _report_missing(reason: str) -> int:
     rule = "=" * 100
     sys.stderr.write(f"{rule}\nNO CLUSTER, AND NONE OF ITS TESTS RAN: {reason}\n{rule}\n")
     return STATUS_MISSING if is_ci() else STATUS_SKIPPED
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold a lock, after whoever holds it now."""
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file lock; wait while another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another run, which holds {path}")
+            print_progress(f"waiting for another run, which holds {path}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

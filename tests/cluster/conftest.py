@@ -1,6 +1,6 @@
-"""The one cluster that all tests of this folder share, inside a namespace of its own.
+"""The cluster that all tests of this folder share, in isolated Linux namespaces.
 
-Without that namespace nothing here is collected: ``make test-cluster`` makes it.
+Outside of those namespaces no test is collected: ``make test-cluster`` creates them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MakeRelease = Callable[..., Release]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The cluster that is running already; ``stories`` started it, and ends it."""
+    """The running cluster, which ``stories`` starts and stops."""
     running = find_cluster()
     yield running
     running.close()
@@ -35,13 +35,13 @@ def namespaces() -> Iterator[str]:
 
 @pytest.fixture
 def make_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelease]:
-    """Installs releases, each in a namespace of its own, that go when the test ends."""
+    """Installs releases, each in its own namespace, and deletes them after the test."""
     yield from _releases(cluster, namespaces)
 
 
 @pytest.fixture(scope="module")
 def share_release(cluster: Cluster, namespaces: Iterator[str]) -> Iterator[MakeRelease]:
-    """The same for releases that the tests of a module share."""
+    """Installs releases that the tests of a module share, and deletes them after the module."""
     yield from _releases(cluster, namespaces)
 
 

@@ -1,6 +1,6 @@
-"""``make cluster``: a shell beside a cluster in which the chart is installed and a profile served.
+"""``make cluster``: a shell with a cluster in which the chart is installed and a profile served.
 
-Owns what is installed and what a person is told. The cluster ends with the shell.
+Owns the installation and the welcome text. The cluster stops when the shell exits.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import subprocess
 import sys
 
 from tests.cluster.harness.cluster import find_cluster
-from tests.cluster.harness.places import say
+from tests.cluster.harness.places import print_progress
 from tests.cluster.harness.release import Release, base_values
 
 NAMESPACE = "chat"
 
 _WELCOME = """
-One node, two cards that nothing uses, the chart, and a profile. For example:
+The cluster has one node with two unused GPUs, the chart, and a profile. For example:
 
   kubectl get kvrp,pods
-  kubectl edit kvrp kvreg          # change lanes or registryEntries, and look again
+  kubectl edit kvrp kvreg          # change lanes or registryEntries, then look again
   kubectl describe kvrp kvreg
   kubectl logs deployment/kvreg-operator -f
   curl {url}/v1/registry
@@ -28,17 +28,17 @@ One node, two cards that nothing uses, the chart, and a profile. For example:
     "messages": [{{"role": "user", "content": "My locker code is 4921."}}]}}'
 
 Logs of the cluster itself: {logs}
-`exit` ends everything.
+`exit` stops the cluster.
 """
 
 
 def main() -> int:
-    """Start, install, run the shell; return its status."""
+    """Start the cluster, install the chart, run the shell; return its exit status."""
     cluster = find_cluster()
     try:
-        say("starting the cluster")
+        print_progress("starting the cluster")
         cluster.start()
-        say("installing the chart")
+        print_progress("installing the chart")
         values = base_values()
         values["crd"] = {"install": True}
         release = Release(cluster, NAMESPACE, values)

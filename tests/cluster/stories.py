@@ -1,8 +1,8 @@
-"""Runs the tests of this folder on one cluster: most of them side by side, then the rest.
+"""Runs the tests of this folder on one cluster: most of them in parallel, then the rest.
 
-Owns the cluster's life, the two rounds and the exit status. A test that is marked ``alone`` does
-what others would notice, such as restarting the API server; it has the cluster for itself, after
-all others.
+Owns the start and stop of the cluster, the two rounds and the exit status. A test that is marked
+``alone`` would disturb others, for example by a restart of the API server; such tests run one by
+one after all others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 from tests.cluster.harness.cluster import find_cluster
 from tests.cluster.harness.places import MODULE
 
-# They wait most of the time; more would start engines side by side on few cores.
+# The tests mostly wait; more workers would start too many engines at once on few cores.
 NUM_WORKERS = 3
-# One worker for a file: its tests share a release.
+# The tests of a file share a release and therefore run on one worker.
 ROUNDS = (
     ("-m", "not alone", "-n", str(NUM_WORKERS), "--dist", "loadfile"),
     ("-m", "alone", "-p", "no:xdist"),
@@ -25,25 +25,25 @@ ROUNDS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Start the cluster, run both rounds, return the first status that is not 0."""
+    """Start the cluster, run both rounds, return the highest exit status."""
     cluster = find_cluster()
     names_tests = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
-    asked = [*arguments, *([] if names_tests else [str(MODULE)])]
+    selected = [*arguments, *([] if names_tests else [str(MODULE)])]
     try:
         cluster.start()
         cluster.kubectl("apply", "-f", "charts/kvreg/files/kvregistryprofiles.yaml")
-        statuses = [_run_round(options, asked) for options in ROUNDS]
+        statuses = [_run_round(options, selected) for options in ROUNDS]
     finally:
         cluster.stop()
-    # A round may be empty where somebody asked for few tests, but not both.
+    # If tests are selected, one round may be empty, but not both.
     ran = [status for status in statuses if status != pytest.ExitCode.NO_TESTS_COLLECTED]
     return max(ran, default=int(pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
-def _run_round(options: tuple[str, ...], asked: list[str]) -> int:
-    # Far more than any wait of a story, whose own message says what did not come.
-    usual = ("--durations=10", "--timeout=400")
-    command = [sys.executable, "-m", "pytest", *usual, *options, *asked]
+def _run_round(options: tuple[str, ...], selected: list[str]) -> int:
+    # Longer than any wait of a test, so that the test's own message explains the timeout.
+    default_options = ("--durations=10", "--timeout=400")
+    command = [sys.executable, "-m", "pytest", *default_options, *options, *selected]
     return subprocess.run(command, check=False).returncode
 
 

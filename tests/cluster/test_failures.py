@@ -1,4 +1,4 @@
-"""What dies in a cluster, and that conversations, rolls and people get over it."""
+"""Rolls, sessions and the release survive failures of pods, operator and API server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.credentials import NODE_NAME
 from tests.cluster.harness.release import PROFILES, Release
-from tests.cluster.harness.traffic import Stream, visits
+from tests.cluster.harness.traffic import Stream, occasional_requests
 
 
 @pytest.fixture(scope="module")
 def shared(share_release: MakeRelease) -> Release:
-    # Until the Service has forgotten a pod.
+    # The time in which kube-proxy removes a terminating pod from the Service.
     release = share_release(replicas=2, engine={"preStopSeconds": 2})
     release.serve()
     return release
@@ -24,8 +24,8 @@ def shared(share_release: MakeRelease) -> Release:
 
 @pytest.fixture
 def pair(shared: Release) -> Release:
-    """Two engines that serve their profile, whatever that is by now."""
-    shared.bring_to_rest()
+    """Two engines that serve the current profile."""
+    shared.ensure_ready_profile()
     return shared
 
 
@@ -35,7 +35,7 @@ def replaced(release: Release, before: dict[str, str]) -> set[str]:
     return {name for name in release.ready() if now.get(name) != before.get(name)}
 
 
-def test_canary_stops_after_its_pods_and_goes_on_when_told(pair: Release) -> None:
+def test_canary_stops_after_its_pods_and_continues_when_removed(pair: Release) -> None:
     before = pair.uids()
     pair.edit(registryEntries=pair.other_entries, canary={"pods": 1})
     pair.wait_for("RolloutDeferred", "True", "Canary")
@@ -46,7 +46,7 @@ def test_canary_stops_after_its_pods_and_goes_on_when_told(pair: Release) -> Non
     assert replaced(pair, before) == {"kvreg-0", "kvreg-1"}
 
 
-def test_canary_that_is_reverted_touches_no_other_pod(pair: Release) -> None:
+def test_reverted_canary_replaces_no_other_pod(pair: Release) -> None:
     before, entries = pair.uids(), pair.profile["spec"]["registryEntries"]
     pair.edit(registryEntries=pair.other_entries, canary={"pods": 1})
     pair.wait_for("RolloutDeferred", "True", "Canary")
@@ -56,7 +56,7 @@ def test_canary_that_is_reverted_touches_no_other_pod(pair: Release) -> None:
     assert pair.profile["status"]["effective"]["registryEntries"] == entries
 
 
-def test_roll_never_takes_a_second_engine_away(pair: Release) -> None:
+def test_roll_replaces_one_engine_at_a_time(pair: Release) -> None:
     before = pair.uids()
     seen: list[int] = []
 
@@ -70,9 +70,9 @@ def test_roll_never_takes_a_second_engine_away(pair: Release) -> None:
     assert seen[-1] == 2
 
 
-def test_clients_of_the_service_notice_no_roll(pair: Release) -> None:
+def test_requests_to_the_service_do_not_fail_during_a_roll(pair: Release) -> None:
     before = pair.uids()
-    with visits(pair.client(max_retries=0)) as clients:
+    with occasional_requests(pair.client(max_retries=0)) as clients:
         pair.edit(registryEntries=pair.other_entries)
         pair.wait_until(lambda: replaced(pair, before) == set(before), "both are replaced")
     pair.wait_for("Ready", "True")
@@ -80,7 +80,7 @@ def test_clients_of_the_service_notice_no_roll(pair: Release) -> None:
     assert clients.num_answers > 0
 
 
-def test_revert_in_the_middle_of_a_roll_is_served(pair: Release) -> None:
+def test_revert_during_a_roll_is_served(pair: Release) -> None:
     before, entries = pair.uids(), pair.profile["spec"]["registryEntries"]
     pair.edit(registryEntries=pair.other_entries)
     pair.wait_until(lambda: len(pair.uids().items() - before.items()) == 1, "one pod is new")
@@ -90,7 +90,7 @@ def test_revert_in_the_middle_of_a_roll_is_served(pair: Release) -> None:
     assert len(pair.ready()) == 2
 
 
-def test_operator_that_is_killed_in_a_roll_finishes_it_later(pair: Release) -> None:
+def test_restarted_operator_finishes_the_roll(pair: Release) -> None:
     before, entries = pair.uids(), pair.other_entries
     pair.edit(registryEntries=entries)
     pair.wait_until(lambda: len(pair.uids().items() - before.items()) == 1, "one pod is new")
@@ -102,7 +102,7 @@ def test_operator_that_is_killed_in_a_roll_finishes_it_later(pair: Release) -> N
 
 
 @pytest.mark.alone
-def test_api_server_that_restarts_in_a_roll_cuts_no_answer_and_the_roll_ends(
+def test_engine_serves_without_the_api_server_and_the_roll_finishes_later(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release(replicas=2)
@@ -118,26 +118,26 @@ def test_api_server_that_restarts_in_a_roll_cuts_no_answer_and_the_roll_ends(
     assert replaced(release, before) == {"kvreg-0", "kvreg-1"}
 
 
-def test_operator_of_another_version_restarts_no_engine(pair: Release) -> None:
+def test_operator_upgrade_replaces_no_engine(pair: Release) -> None:
     before, operators = pair.uids(), pair.uids("operator")
     pair.install(operator={"podAnnotations": {"version": "next"}})
     pair.wait_until(
         lambda: (
             not pair.uids("operator").keys() & operators.keys() and bool(pair.ready("operator"))
         ),
-        "the operator is a new one",
+        "a new operator pod is ready",
     )
     pair.wait_for("Ready", "True")
     assert pair.uids() == before
 
 
-def test_upgrade_of_the_chart_reaches_idle_engines_one_by_one(pair: Release) -> None:
+def test_chart_upgrade_rolls_idle_engines_one_by_one(pair: Release) -> None:
     before, effective = pair.uids(), pair.profile["status"]["effective"]
     config_map = pair.target["spec"]["template"]["spec"]["volumes"]
     pair.install(engine={"podAnnotations": {"version": "next"}})
     pair.wait_until(lambda: replaced(pair, before) == set(before), "both engines are replaced")
     pair.wait_for("Ready", "True")
-    # What the operator owns in the template is still there.
+    # The template still has the fields that the operator owns.
     assert [v for v in config_map if v["name"] == "kvreg-profile"] == [
         v
         for v in pair.target["spec"]["template"]["spec"]["volumes"]
@@ -146,7 +146,7 @@ def test_upgrade_of_the_chart_reaches_idle_engines_one_by_one(pair: Release) -> 
     assert pair.profile["status"]["effective"] == effective
 
 
-def test_engine_that_is_killed_comes_back_with_its_profile(
+def test_killed_engine_restarts_with_its_profile(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release()
@@ -168,7 +168,7 @@ def test_engine_that_is_killed_comes_back_with_its_profile(
     assert release.profile["status"]["effective"]["registryEntries"] == 3
 
 
-def test_engine_that_cannot_start_is_reported_and_a_revert_gets_past_it(
+def test_engine_that_cannot_start_is_reported_and_a_revert_recovers_it(
     make_release: MakeRelease,
 ) -> None:
     release = make_release()
@@ -182,7 +182,7 @@ def test_engine_that_cannot_start_is_reported_and_a_revert_gets_past_it(
     assert release.condition("Degraded")[0] == "False"
 
 
-def test_first_profile_that_does_not_fit_is_refused_though_nobody_serves(
+def test_first_profile_that_does_not_fit_is_refused_without_a_ready_engine(
     make_release: MakeRelease,
 ) -> None:
     release = make_release(engine={"settings": {"memory_gib": 0.25}})
@@ -196,7 +196,7 @@ def test_first_profile_that_does_not_fit_is_refused_though_nobody_serves(
 
 
 @pytest.mark.alone
-def test_node_is_drained_although_there_is_one_engine_only(
+def test_node_with_a_single_engine_can_be_drained(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release(engine={"podLabels": {"drained": "yes"}})
@@ -214,7 +214,7 @@ def test_node_is_drained_although_there_is_one_engine_only(
     release.wait_for("Ready", "True")
 
 
-def test_without_an_operator_everything_can_be_deleted(
+def test_profile_and_release_can_be_deleted_without_an_operator(
     make_release: MakeRelease, cluster: Cluster
 ) -> None:
     release = make_release()

@@ -1,7 +1,7 @@
-"""An API server that fails the operator in every way: what a person asks happens all the same.
+"""Edits of a profile are served although requests of the operator to the API server fail.
 
-A proxy between the two fails requests. Each story edits the profile while it does, and looks for
-the outcome through the API server itself.
+A proxy between operator and API server injects the faults. Each test edits the profile meanwhile
+and checks the outcome directly at the API server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shared(share_release: MakeRelease, proxy: ApiProxy) -> Release:
 
 @pytest.fixture
 def release(shared: Release, proxy: ApiProxy) -> Iterator[Release]:
-    """The release with an operator that no request fails, before and after each story."""
+    """The release; before and after each test no request of the operator fails."""
     yield shared
     proxy.fail()
     shared.wait_ready(1, "operator")
@@ -89,12 +89,12 @@ def test_edit_is_served_while_watches_fail(
         pytest.param(Fault("statefulsets", 429, retry_after_s=1), id="everything-429"),
     ],
 )
-def test_edit_is_served_once_the_api_server_answers_again(
+def test_edit_is_served_once_the_api_server_recovers(
     release: Release, proxy: ApiProxy, fault: Fault
 ) -> None:
     before = proxy.num_failed
     proxy.fail(fault)
-    release.wait_until(lambda: proxy.num_failed > before + 2, "the operator is refused")
+    release.wait_until(lambda: proxy.num_failed > before + 2, "requests of the operator fail")
     engines = release.uids()
     release.edit(restartId=str(fault))
     proxy.fail()
@@ -122,6 +122,6 @@ def test_operator_whose_watches_fail_is_not_restarted(release: Release, proxy: A
     before = restarts(release)
     proxy.fail(Fault(PROFILE_KIND, 500, is_watch=True))
     failed = proxy.num_failed
-    # Longer than the limit of the probe: Kopf has ended and is started again by then.
+    # This takes longer than the limit of the probe, so that Kopf has exited and started again.
     release.wait_until(lambda: proxy.num_failed > failed + 6, "Kopf was started again")
     assert restarts(release) == before

@@ -1,4 +1,4 @@
-"""Install, apply a profile, chat, look at it: the way of a new user."""
+"""The steps of a new user: install, apply a profile, chat, inspect the objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_session_survives_a_title_request(release: Release) -> None:
     assert returned.usage.model_extra["kvreg"]["attach"] == "registry"
 
 
-def test_status_says_what_the_engine_says(release: Release) -> None:
+def test_status_matches_the_engine_s_registry(release: Release) -> None:
     status = release.profile["status"]
     assert status["effective"] == {
         "lanes": 1,
@@ -51,7 +51,7 @@ def test_status_says_what_the_engine_says(release: Release) -> None:
     assert status["pods"] == {"total": 1, "updated": 1, "ready": 1, "busy": 0}
 
 
-def test_list_shows_a_profile_in_one_line(release: Release) -> None:
+def test_kubectl_get_shows_a_profile_in_one_line(release: Release) -> None:
     head, line = release.kubectl("get", "kvrp").splitlines()
     shown = dict(zip(head.split(), line.split(), strict=False))
     assert shown["NAME"] == shown["TARGET"] == "kvreg"
@@ -59,13 +59,13 @@ def test_list_shows_a_profile_in_one_line(release: Release) -> None:
     assert (shown["READY"], shown["REASON"]) == ("True", "Served")
 
 
-def test_every_decision_is_an_event(release: Release) -> None:
+def test_every_decision_has_a_kubernetes_event(release: Release) -> None:
     shown = release.kubectl("describe", PROFILES, release.name)
     for reason in ("SettingsWritten", "TemplatePatched", "Draining", "PodReplaced", "Served"):
         assert reason in shown
 
 
-def test_operator_s_metrics_are_those_of_the_dashboards(release: Release) -> None:
+def test_operator_exposes_the_metrics_of_the_dashboards(release: Release) -> None:
     (operator,) = release.ready("operator")
     text = httpx.get(f"{release.pod_url(operator, 9090)}/metrics").text
     shown = {
@@ -75,7 +75,7 @@ def test_operator_s_metrics_are_those_of_the_dashboards(release: Release) -> Non
     assert set(OPERATOR_METRICS) <= shown
 
 
-def test_pods_carry_no_annotation_but_the_hash(release: Release) -> None:
+def test_settings_hash_is_the_only_pod_annotation(release: Release) -> None:
     (pod,) = release.pods().values()
     status = release.profile["status"]
     assert pod["metadata"]["annotations"] == {"kvreg.dev/settings-hash": status["servingHash"]}
@@ -85,7 +85,7 @@ def test_pods_carry_no_annotation_but_the_hash(release: Release) -> None:
         assert "finalizers" not in item["metadata"]
 
 
-def test_engine_runs_as_nobody_in_particular_on_a_read_only_root(release: Release) -> None:
+def test_engine_runs_as_non_root_on_a_read_only_root(release: Release) -> None:
     (name,) = release.ready()
     assert release.kubectl("exec", name, "--", "id", "-u").strip() == "10001"
     with pytest.raises(CommandFailed, match="Read-only file system"):

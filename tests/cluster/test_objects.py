@@ -1,4 +1,4 @@
-"""What is rendered is taken by a real API server, and goes again; definitions can be upgraded."""
+"""A real API server accepts every rendered object, deletes them, and upgrades the CRD."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KINDS += "networkpolicies,poddisruptionbudgets,pods,persistentvolumeclaims,jobs,
 
 
 @contextmanager
-def defined(cluster: Cluster, origin: Origin, *files: str) -> Iterator[None]:
-    """Let the API server know resources that others own."""
+def installed_crds(cluster: Cluster, origin: Origin, *files: str) -> Iterator[None]:
+    """Install third-party CRDs while the block runs."""
     folder = ensure_definitions(find_cache(), origin)
     options = [option for file in files for option in ("-f", str(folder / file))]
-    # Too large for the annotation that a client-side apply would write.
+    # The CRDs are too large for the annotation of a client-side apply.
     cluster.kubectl("create", *options)
     try:
         cluster.kubectl("wait", *options, "--for=condition=Established", "--timeout=30s")
@@ -43,11 +43,13 @@ def defined(cluster: Cluster, origin: Origin, *files: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def with_monitoring(cluster: Cluster) -> Iterator[Cluster]:
     kinds = ("podmonitors", "servicemonitors", "prometheusrules")
-    with defined(cluster, MONITORING, *(f"monitoring.coreos.com_{kind}.yaml" for kind in kinds)):
+    with installed_crds(
+        cluster, MONITORING, *(f"monitoring.coreos.com_{kind}.yaml" for kind in kinds)
+    ):
         yield cluster
 
 
-def test_api_server_takes_every_rendering(with_monitoring: Cluster) -> None:
+def test_api_server_accepts_every_rendering(with_monitoring: Cluster) -> None:
     for name, objects in all_renderings():
         namespaces = {o["metadata"]["namespace"] for o in objects if "namespace" in o["metadata"]}
         for namespace in namespaces:
@@ -55,26 +57,24 @@ def test_api_server_takes_every_rendering(with_monitoring: Cluster) -> None:
             with_monitoring.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
         text = yaml.safe_dump_all(objects)
         options = ("--dry-run=server", "--server-side", "--force-conflicts", "--validate=strict")
-        told = with_monitoring.kubectl("apply", "-f", "-", *options, stdin=text)
-        assert len(told.splitlines()) == len(objects), name
+        output = with_monitoring.kubectl("apply", "-f", "-", *options, stdin=text)
+        assert len(output.splitlines()) == len(objects), name
 
 
 @pytest.mark.parametrize("file", sorted((CHART / "examples" / "profiles").glob("*.yaml")))
-def test_api_server_takes_every_example(cluster: Cluster, file: Path) -> None:
+def test_api_server_accepts_every_example(cluster: Cluster, file: Path) -> None:
     cluster.kubectl("apply", "-f", str(file), "--dry-run=server", "--validate=strict")
 
 
-def test_api_server_takes_the_example_of_a_gateway(cluster: Cluster) -> None:
+def test_api_server_accepts_the_gateway_example(cluster: Cluster) -> None:
     policies = "generated/gateway.envoyproxy.io_backendtrafficpolicies.yaml"
-    with defined(cluster, GATEWAY, "gatewayapi-crds.yaml", policies):
+    with installed_crds(cluster, GATEWAY, "gatewayapi-crds.yaml", policies):
         options = ("-f", str(GATEWAY_EXAMPLE), "--dry-run=server", "--validate=strict")
-        told = cluster.kubectl("apply", *options)
-    assert len(told.splitlines()) == 2
+        output = cluster.kubectl("apply", *options)
+    assert len(output.splitlines()) == 2
 
 
-def test_uninstalled_release_leaves_the_definition_only(
-    cluster: Cluster, make_release: MakeRelease
-) -> None:
+def test_uninstall_leaves_only_the_crd(cluster: Cluster, make_release: MakeRelease) -> None:
     release = make_release()
     release.serve()
     release.kubectl("delete", PROFILES, release.name)
@@ -84,11 +84,11 @@ def test_uninstalled_release_leaves_the_definition_only(
         names = release.kubectl("get", KINDS, "-o", "name").split()
         return {n for n in names if "kube-root-ca" not in n and not n.endswith("account/default")}
 
-    release.wait_until(lambda: left() == set(), "everything is gone")
+    release.wait_until(lambda: left() == set(), "all objects are deleted")
     cluster.kubectl("get", "crd", PROFILES)
 
 
-def test_apply_of_the_operator_does_not_bring_a_target_back(
+def test_apply_by_the_operator_does_not_recreate_a_deleted_target(
     cluster: Cluster, make_release: MakeRelease
 ) -> None:
     release = make_release()
@@ -102,13 +102,13 @@ def test_apply_of_the_operator_does_not_bring_a_target_back(
     manifest["metadata"] |= {name: target["metadata"][name] for name in ("uid", "resourceVersion")}
     release.kubectl("delete", "statefulset", release.name, "--wait")
     user = f"--as=system:serviceaccount:{release.namespace}:{release.name}-operator"
-    # A conflict, which the operator meets with another look, and not the lack of a right.
+    # A conflict, after which the operator reconciles again, and not a missing permission.
     with pytest.raises(CommandFailed, match="uid mismatch"):
         release.kubectl("apply", "--server-side", user, "-f", "-", stdin=json.dumps(manifest))
 
 
 @pytest.mark.alone
-def test_definition_that_a_release_brought_stays_with_its_profiles(cluster: Cluster) -> None:
+def test_crd_and_profiles_survive_an_uninstall(cluster: Cluster) -> None:
     cluster.kubectl("delete", "crd", PROFILES)
     values = {**base_values(), "crd": {"install": True}}
     release = Release(cluster, "brings-crd", values)
@@ -117,15 +117,15 @@ def test_definition_that_a_release_brought_stays_with_its_profiles(cluster: Clus
         release.apply(registryEntries=3)
         cluster.helm("uninstall", release.name, f"--namespace={release.namespace}", "--wait")
         assert release.profile["spec"]["registryEntries"] == 3
-        # And the next installation of that name takes it over again.
+        # The next installation of that name adopts the CRD again.
         release.install()
         release.wait_for("Ready", "True")
     finally:
         cluster.kubectl("delete", "namespace", release.namespace, "--wait=false")
 
 
-def older(definition: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition as it was before canaries and anchors existed."""
+def without_new_fields(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return the CRD without the fields for canaries and anchors."""
     made = copy.deepcopy(definition)
     schema = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     for name in ("canary", "anchors"):
@@ -135,12 +135,12 @@ def older(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.alone
-def test_upgraded_definition_stores_new_fields_and_keeps_the_status(
+def test_upgraded_crd_stores_new_fields_and_keeps_the_status(
     cluster: Cluster, make_release: MakeRelease
 ) -> None:
     definition = yaml.safe_load(CRD.read_text())
     apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
-    cluster.kubectl(*apply, stdin=json.dumps(older(definition)))
+    cluster.kubectl(*apply, stdin=json.dumps(without_new_fields(definition)))
     release = make_release()
     release.serve(registryEntries=3)
     before, uids = release.profile["status"], release.uids()

@@ -1,4 +1,4 @@
-"""What must not happen, read from the audit log after everything else has run."""
+"""The audit log shows no needless writes and no denied requests of operators."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.cluster.harness.audit import (
     STARTING_S,
     WRITES,
     Entry,
-    asked_at_s,
-    find_refused,
+    find_denied_requests,
     read_entries,
+    received_at_s,
 )
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.release import Release
 
 QUIET_S = 60
-# Within the made-up log.
+# Times in the synthetic log.
 STARTED_S, LATER_S = 1000.0, 2000.0
 
 
@@ -35,23 +35,23 @@ def test_profile_at_rest_is_never_written(release: Release, cluster: Cluster) ->
     user = f"system:serviceaccount:{release.namespace}:{release.name}-operator"
     began = time.time()
     time.sleep(QUIET_S)
-    asked = [
+    received = [
         entry
         for entry in read_entries(cluster.control_plane.audit_log)
-        if entry["user"].get("username") == user and asked_at_s(entry) > began
+        if entry["user"].get("username") == user and received_at_s(entry) > began
     ]
-    assert len(asked) > QUIET_S / 5, "the operator was not even looking"
-    assert [entry["requestURI"] for entry in asked if entry["verb"] in WRITES] == []
+    assert len(received) > QUIET_S / 5, "the operator sent too few requests"
+    assert [entry["requestURI"] for entry in received if entry["verb"] in WRITES] == []
 
 
 @pytest.mark.alone
-def test_operator_asks_for_nothing_that_it_may_not(cluster: Cluster) -> None:
+def test_no_request_of_an_operator_is_denied(cluster: Cluster) -> None:
     plane = cluster.control_plane
-    assert find_refused(read_entries(plane.audit_log), plane.api_server.started_s) == []
+    assert find_denied_requests(read_entries(plane.audit_log), plane.api_server.started_s) == []
 
 
 def entry(moment_s: float, user: str, verb: str, what: str, code: int = 200) -> Entry:
-    """Return an entry of the log; ``what`` is "resource/namespace/name"."""
+    """Return an entry of the audit log; ``what`` is "resource/namespace/name"."""
     resource, namespace, name = what.split("/")
     return {
         "requestReceivedTimestamp": datetime.fromtimestamp(moment_s, UTC).isoformat(),
@@ -86,15 +86,15 @@ def refused(moment_s: float, namespace: str = "chat") -> Entry:
         ),
     ],
 )
-def test_refusal_is_excused_only_where_the_rights_were_taken(
+def test_denied_request_is_excused_only_while_permissions_are_missing(
     others: list[tuple[str, str]], moment_s: float, is_excused: bool
 ) -> None:
     log = [entry(LATER_S + place, "admin", *other) for place, other in enumerate(others)]
-    found = find_refused([*log, refused(moment_s)], STARTED_S)
+    found = find_denied_requests([*log, refused(moment_s)], STARTED_S)
     assert found == ([] if is_excused else [("list", "/pods/chat/")])
 
 
-def test_only_refusals_of_operators_are_found() -> None:
+def test_only_denied_requests_of_operators_are_found() -> None:
     by_person = entry(LATER_S, "admin", "list", "pods/chat/", 403)
     allowed = entry(LATER_S, "kvreg-operator", "list", "pods/chat/")
-    assert find_refused([by_person, allowed], STARTED_S) == []
+    assert find_denied_requests([by_person, allowed], STARTED_S) == []

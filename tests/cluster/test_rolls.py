@@ -1,4 +1,4 @@
-"""What an edit of a profile does to the pods of one engine, and what it does not."""
+"""The effect of profile edits on the pod of a single engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cluster.conftest import MakeRelease
 from tests.cluster.harness.cluster import CommandFailed
 from tests.cluster.harness.node import GPU_RESOURCE, NUM_GPUS
 from tests.cluster.harness.release import PROFILES, Release
-from tests.cluster.harness.traffic import Stream, load
+from tests.cluster.harness.traffic import Stream, constant_load
 
 HASH = "kvreg.dev/settings-hash"
 
@@ -24,8 +24,8 @@ def shared(share_release: MakeRelease) -> Release:
 
 @pytest.fixture
 def release(shared: Release) -> Release:
-    """The shared release with an engine that serves its profile, whatever that is by now."""
-    shared.bring_to_rest()
+    """The shared release with an engine that serves the current profile."""
+    shared.ensure_ready_profile()
     return shared
 
 
@@ -55,14 +55,14 @@ def test_edit_of_any_setting_reaches_the_engine(release: Release, field: str, va
         assert status["effective"][field] == value
 
 
-def test_edit_of_the_rollout_alone_replaces_nobody(release: Release) -> None:
+def test_edit_of_the_rollout_replaces_no_pod(release: Release) -> None:
     before = release.uids()
     release.edit(rollout={"idleTimeoutSeconds": 5, "force": True}, canary={"pods": 1})
     release.wait_for("Ready", "True")
     assert release.uids() == before
 
 
-def test_bare_replace_keeps_the_status_and_makes_nothing_twice(release: Release) -> None:
+def test_replace_without_status_keeps_the_status_and_duplicates_no_object(release: Release) -> None:
     before, maps = release.profile, release.cluster.list("configmaps", release.namespace)
     bare = release.profile_manifest(**before["spec"])
     release.kubectl("replace", "-f", "-", stdin=json.dumps(bare))
@@ -74,9 +74,9 @@ def test_bare_replace_keeps_the_status_and_makes_nothing_twice(release: Release)
     assert len(release.cluster.list("statefulsets", release.namespace)) == 1
 
 
-def test_busy_engine_is_waited_for_and_its_requests_are_not_cut(release: Release) -> None:
+def test_roll_waits_for_a_busy_engine_without_cutting_its_requests(release: Release) -> None:
     before, template = release.uids(), release.target["spec"]["template"]
-    with load(release.client()) as clients:
+    with constant_load(release.client()) as clients:
         release.wait_until(lambda: clients.num_answers > 0, "the engine is busy")
         entries = release.other_entries
         release.edit(registryEntries=entries)
@@ -90,9 +90,9 @@ def test_busy_engine_is_waited_for_and_its_requests_are_not_cut(release: Release
     assert release.profile["status"]["effective"]["registryEntries"] == entries
 
 
-def test_busy_engine_is_replaced_by_force(release: Release) -> None:
+def test_busy_engine_is_replaced_with_force(release: Release) -> None:
     before, entries = release.uids(), release.other_entries
-    with load(release.client()) as clients:
+    with constant_load(release.client()) as clients:
         release.wait_until(lambda: clients.num_answers > 0, "the engine is busy")
         rollout = {"idleTimeoutSeconds": 0, "force": True}
         release.edit(registryEntries=entries, rollout=rollout)
@@ -104,16 +104,16 @@ def test_busy_engine_is_replaced_by_force(release: Release) -> None:
     release.edit(rollout=None)
 
 
-def test_long_answer_ends_although_its_pod_is_deleted(release: Release) -> None:
+def test_long_response_completes_when_its_pod_is_deleted(release: Release) -> None:
     (name,) = release.ready()
     stream = Stream(release.client(release.pod_url(name)), max_tokens=3000).start()
     release.kubectl("delete", "pod", name, "--wait=false")
-    assert not stream.is_over, "the answer was too short to prove anything"
+    assert not stream.is_over, "the response ended before the pod was deleted"
     assert stream.finish() == "length"
     release.wait_ready(1)
 
 
-def test_profile_that_does_not_fit_touches_no_pod(release: Release) -> None:
+def test_profile_that_does_not_fit_replaces_no_pod(release: Release) -> None:
     before, template = release.uids(), release.target["spec"]["template"]
     release.edit(lanes=64, registryEntries=4000)
     release.wait_for("Accepted", "False", "DoesNotFit")
@@ -124,7 +124,7 @@ def test_profile_that_does_not_fit_touches_no_pod(release: Release) -> None:
     assert release.target["spec"]["template"] == template
 
 
-def test_paused_profile_changes_nothing_until_it_goes_on(release: Release) -> None:
+def test_paused_profile_is_applied_only_when_resumed(release: Release) -> None:
     before = release.uids()
     release.edit(registryEntries=release.other_entries, rollout={"paused": True})
     release.wait_for("RolloutDeferred", "True", "Paused")
@@ -143,7 +143,7 @@ def test_leftover_of_a_rolling_update_is_removed(release: Release) -> None:
     assert release.target["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
-def test_target_that_somebody_scales_stays_scaled(release: Release) -> None:
+def test_manual_scale_of_the_target_is_kept(release: Release) -> None:
     release.kubectl("scale", "statefulset", release.name, "--replicas=2")
     release.wait_ready(2)
     release.edit(registryEntries=release.other_entries)
@@ -154,7 +154,7 @@ def test_target_that_somebody_scales_stays_scaled(release: Release) -> None:
     release.wait_ready(1)
 
 
-def test_younger_profile_of_the_same_target_is_told_so(release: Release) -> None:
+def test_younger_profile_of_the_same_target_has_a_conflict(release: Release) -> None:
     before = release.uids()
     manifest = release.profile_manifest(lanes=2)
     manifest["metadata"]["name"] = "younger"
@@ -170,7 +170,7 @@ def test_younger_profile_of_the_same_target_is_told_so(release: Release) -> None
     assert release.uids() == before
 
 
-def test_profile_can_be_deleted_and_engines_go_on(release: Release) -> None:
+def test_engines_keep_running_when_the_profile_is_deleted(release: Release) -> None:
     before, spec = release.uids(), release.profile["spec"]
     release.kubectl("delete", PROFILES, release.name, "--timeout=10s")
     assert release.client().models.list().data
@@ -193,14 +193,14 @@ def test_profile_can_be_deleted_and_engines_go_on(release: Release) -> None:
         ({"lane": 2}, "unknown field"),
     ],
 )
-def test_api_server_refuses_what_makes_no_sense(
+def test_api_server_refuses_an_invalid_profile(
     release: Release, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CommandFailed, match=message):
         release.apply(**spec)
 
 
-def test_engine_that_takes_every_card_is_replaced_without_a_spare_one(
+def test_engine_that_uses_all_gpus_is_replaced_without_a_spare_gpu(
     make_release: MakeRelease,
 ) -> None:
     cards = {GPU_RESOURCE: str(NUM_GPUS)}
@@ -212,7 +212,7 @@ def test_engine_that_takes_every_card_is_replaced_without_a_spare_one(
     assert pod["spec"]["containers"][0]["resources"]["limits"][GPU_RESOURCE] == str(NUM_GPUS)
 
 
-def test_slow_load_is_no_reason_to_restart(make_release: MakeRelease) -> None:
+def test_slow_model_load_does_not_restart_the_engine(make_release: MakeRelease) -> None:
     release = make_release(engine={"probes": {"liveness": {"periodSeconds": 1}}})
     slow = [
         {
@@ -224,7 +224,7 @@ def test_slow_load_is_no_reason_to_restart(make_release: MakeRelease) -> None:
     patch = json.dumps(slow)
     release.kubectl("patch", "statefulset", release.name, "--type=json", "-p", patch)
     release.apply()
-    release.wait_until(lambda: not release.ready(), "the slow engine is on its way")
+    release.wait_until(lambda: not release.ready(), "the slow engine starts")
     release.wait_for("Ready", "True")
     (pod,) = release.pods().values()
     assert pod["spec"]["containers"][0]["command"][0] == "sh"

@@ -1,7 +1,7 @@
-"""Stands between the operator and the API server, and fails as one is told.
+"""A proxy between operator and API server that injects faults.
 
-Owns a listening socket with a certificate of the cluster's authority, and which requests fail how.
-Everything else passes, watches included, as a stream.
+Owns a listening socket with a certificate of the cluster's CA, and the faults. All other requests
+and watches are forwarded as streams.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _HOP_HEADERS = frozenset({"host", "connection", "content-length", "transfer-enco
 
 @dataclass(frozen=True)
 class Fault:
-    """Requests of a kind that fail.
+    """A fault for requests of one resource.
 
-    ``status`` is the answer; None resets the connection. ``is_watch`` chooses watches, or what is
-    no watch; None chooses both. ``retry_after_s`` goes into the header of that name.
+    ``status`` is the HTTP status; None resets the connection. ``is_watch`` selects watches or other
+    requests; None selects both. ``retry_after_s`` sets the Retry-After header.
     """
 
     resource: str
@@ -37,14 +37,14 @@ class Fault:
     retry_after_s: int | None = None
 
     def is_for(self, request: web.Request) -> bool:
-        """Say whether the request is one that fails."""
+        """Return whether the fault applies to the request."""
         is_watch = request.query.get("watch") in ("true", "1")
         parts = request.path.split("/")
         return self.resource in parts and self.is_watch in (None, is_watch)
 
 
 class ApiProxy:
-    """A proxy that runs in a thread of its own until it is closed."""
+    """A proxy that runs in its own thread until it is closed."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -58,11 +58,11 @@ class ApiProxy:
 
     @property
     def variables(self) -> tuple[str, str]:
-        """The variables with which a pod takes the proxy for the API server."""
+        """The environment variables that make a pod use the proxy as the API server."""
         return (f"KUBERNETES_SERVICE_HOST={NODE_ADDRESS}", f"KUBERNETES_SERVICE_PORT={_PORT}")
 
     def fail(self, *faults: Fault) -> None:
-        """Let these requests fail from now on, and cut the watches that run; none ends it."""
+        """Replace the injected faults, and cut the open watches. No argument removes all faults."""
 
         def change() -> None:
             self._faults = faults
@@ -72,7 +72,7 @@ class ApiProxy:
         self._loop.call_soon_threadsafe(change)
 
     def close(self) -> None:
-        """End the proxy and everything that runs through it."""
+        """Stop the proxy and close its connections."""
         self.fail()
         self._run(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -102,7 +102,7 @@ class ApiProxy:
     async def _stop(self) -> None:
         await self._runner.cleanup()
         await self._session.close()
-        # What is left of its connections is closed by further rounds of this loop.
+        # Further iterations of the event loop close the remaining connections.
         await asyncio.sleep(_CLOSING_S)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -144,13 +144,13 @@ class ApiProxy:
             request.method,
             f"{API_URL}{request.raw_path}",
             headers=headers,
-            # An empty body would get a content type of its own.
+            # For an empty body aiohttp would add a content type.
             data=await request.read() or None,
             allow_redirects=False,
         ) as answer:
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_HEADERS}
             response = web.StreamResponse(status=answer.status, headers=kept)
-            # Whoever asked may be gone.
+            # The client may have disconnected.
             with contextlib.suppress(ConnectionResetError):
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():

@@ -1,6 +1,6 @@
-"""A whole cluster with one node: started, asked through kubectl and helm, and killed.
+"""A complete cluster with one node: start, access through kubectl and helm, and stop.
 
-Owns the order of the start. The isolation around it is made before, by ``isolation``.
+Owns the order of the start. ``isolation`` creates the Linux namespaces before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.cluster.harness.runtime import Runtime
 _NODE_TIMEOUT_S = 60.0
 
 
-# Where the API server has the kinds that stories look at.
+# The API paths of the kinds that tests read.
 _GROUPS = {
     "configmaps": "api/v1",
     "events": "api/v1",
@@ -38,11 +38,11 @@ _GROUPS = {
 
 
 class CommandFailed(Exception):
-    """kubectl or helm ended with an error; the message is what it said."""
+    """kubectl or helm failed; the message contains its standard error."""
 
 
 class Cluster:
-    """One cluster in one namespace of the machine. Everything of a run lies in ``folder``."""
+    """One cluster inside isolated Linux namespaces. All files of a run are in ``folder``."""
 
     def __init__(self, binaries: Path, cache: Cache, folder: Path) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -53,23 +53,23 @@ class Cluster:
         self.runtime = Runtime(cache, folder, for_pods=True)
         self.node = Node(binaries, folder, self.credentials, self.runtime)
         self.kubeconfig = self.credentials.kubeconfig(ADMIN)
-        # A connection that the API server closed at its end is made anew.
+        # Reconnect if the API server has closed a kept-alive connection.
         transport = httpx.HTTPTransport(verify=_as_admin(self.credentials), retries=3)
         self._http = httpx.Client(base_url=API_URL, transport=transport, timeout=30)
 
     def start(self) -> None:
-        """Start everything and wait until the node is ready, with its cards.
+        """Start all programs and wait until the node is ready; then add its GPUs.
 
         Raises:
             DaemonFailed: A program does not start.
-            TimeoutError: The node does not get ready.
+            TimeoutError: The node does not become ready.
         """
         make_network()
         self.control_plane.start()
         self.node.start()
         wait_until(self._is_node_ready, _NODE_TIMEOUT_S, "the node is ready")
-        wait_until(self._has_account, _NODE_TIMEOUT_S, "the default service account is there")
-        # As a device plugin would; the kubelet keeps it.
+        wait_until(self._has_service_account, _NODE_TIMEOUT_S, "the default service account exists")
+        # Add the GPUs as a device plugin does; the kubelet does not remove them.
         patch = [
             {
                 "op": "add",
@@ -81,11 +81,11 @@ class Cluster:
         self.kubectl(*arguments, "-p", json.dumps(patch))
 
     def close(self) -> None:
-        """Close what was opened to ask the cluster, which goes on."""
+        """Close the client connections. The cluster keeps running."""
         self._http.close()
 
     def stop(self) -> None:
-        """Kill every program. What containers are left dies with the namespace."""
+        """Kill every program. Remaining containers die with the PID namespace."""
         node = (self.node.kubelet, self.node.kube_proxy, self.runtime.daemon)
         for daemon in (*node, *reversed(self.control_plane.daemons)):
             daemon.kill()
@@ -111,7 +111,7 @@ class Cluster:
         """Return one object.
 
         Raises:
-            httpx.HTTPStatusError: There is none, or the API server cannot tell.
+            httpx.HTTPStatusError: The object does not exist, or the API server fails.
         """
         return self._read(f"{_path(kind, namespace)}/{name}", {})
 
@@ -119,7 +119,7 @@ class Cluster:
         """Return the objects of a kind.
 
         Raises:
-            httpx.HTTPStatusError: The API server cannot tell.
+            httpx.HTTPStatusError: The API server fails.
         """
         query = {"labelSelector": selector} if selector else {}
         items: list[dict[str, Any]] = self._read(_path(kind, namespace), query)["items"]
@@ -127,7 +127,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which any program talks to this cluster."""
+        """The environment variables with which programs access this cluster."""
         path = f"{self.binaries}:{os.environ['PATH']}"
         helm = {
             f"HELM_{kind}_HOME": str(self.folder / "helm") for kind in ("CACHE", "CONFIG", "DATA")
@@ -135,7 +135,7 @@ class Cluster:
         return {**os.environ, **helm, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
     def _read(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """Read without kubectl, whose start costs more than what stories look for all the time."""
+        """Send a GET request directly: tests poll often, and each start of kubectl is slow."""
         answer = self._http.get(path, params=query)
         answer.raise_for_status()
         document: dict[str, Any] = answer.json()
@@ -154,7 +154,7 @@ class Cluster:
             raise CommandFailed(f"{program} {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def _has_account(self) -> bool:
+    def _has_service_account(self) -> bool:
         return bool(self.list("serviceaccounts", "default"))
 
     def _is_node_ready(self) -> bool:
@@ -167,18 +167,18 @@ class Cluster:
 
 
 def find_cluster() -> Cluster:
-    """Return the cluster of the run that this process is part of, whether it has started or not."""
+    """Return the cluster of the current run, which may not have started yet."""
     return Cluster(find_binaries(), find_cache(), Path(os.environ[RUN_VARIABLE]))
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Look again and again until it is so.
+def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll until the condition holds.
 
     Raises:
-        TimeoutError: It was not so in time.
+        TimeoutError: The condition did not hold in time.
     """
     end_s = time.monotonic() + timeout_s
-    while not is_so():
+    while not holds():
         if time.monotonic() > end_s:
             raise TimeoutError(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.1)

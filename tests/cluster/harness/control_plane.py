@@ -1,6 +1,6 @@
 """etcd, the API server, the controller manager and the scheduler of one cluster.
 
-Owns their command lines. Ports are fixed: the namespace has a network of its own.
+Owns their command lines. Ports are fixed, because the network namespace is isolated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ rules:
 
 
 class ControlPlane:
-    """Starts everything in order. ``api_server`` may be killed and started again."""
+    """Starts the control plane in order. ``api_server`` may be killed and started again."""
 
     def __init__(self, binaries: Path, folder: Path, credentials: Credentials) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class ControlPlane:
                 f"--data-dir={folder / 'etcd'}",
                 f"--listen-client-urls={_ETCD_URL}",
                 f"--advertise-client-urls={_ETCD_URL}",
-                # What is written here need not survive a loss of power.
+                # The data need not survive a power failure.
                 "--unsafe-no-fsync",
                 "--log-level=warn",
             ],
@@ -88,14 +88,14 @@ class ControlPlane:
 
     @property
     def daemons(self) -> tuple[Daemon, ...]:
-        """All programs, in the order of their start."""
+        """All daemons, in start order."""
         return (self.etcd, self.api_server, self.controller_manager, self.scheduler)
 
     def start(self) -> None:
-        """Start all, and wait until the API server is ready.
+        """Start all daemons, and wait until the API server is ready.
 
         Raises:
-            DaemonFailed: One of them does not start.
+            DaemonFailed: A daemon does not start.
         """
         self.etcd.start()
         self.start_api_server()
@@ -108,7 +108,7 @@ class ControlPlane:
         self.api_server.wait_until(self.is_ready, _START_TIMEOUT_S)
 
     def is_ready(self) -> bool:
-        """Say whether the API server calls itself ready."""
+        """Return whether the API server's ``/readyz`` succeeds."""
         context = ssl.create_default_context(cafile=str(self._credentials.authority))
         try:
             with urllib.request.urlopen(f"{API_URL}/readyz", context=context, timeout=2):
@@ -135,6 +135,6 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             f"--audit-policy-file={policy}",
             f"--audit-log-path={self.audit_log}",
-            # Its own start waits this long for connections at its end.
+            # A restart need not wait for open connections.
             "--shutdown-delay-duration=0s",
         ]

@@ -1,4 +1,4 @@
-"""A throw-away certificate authority, and who each part of the cluster is.
+"""A temporary certificate authority, and the identity of each component of the cluster.
 
 Owns keys, certificates and kubeconfig files of one run.
 """
@@ -20,7 +20,7 @@ API_URL = f"https://{NODE_ADDRESS}:{API_PORT}"
 
 @dataclass(frozen=True)
 class Identity:
-    """A user of the API server, as its client certificate names it."""
+    """A user and group of the API server, as in a client certificate."""
 
     name: str
     user: str
@@ -37,7 +37,7 @@ IDENTITIES = (ADMIN, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, KUBELET, KUBE_PR
 
 
 class Credentials:
-    """What lies in ``folder``; it is written when it is not there yet."""
+    """The credentials in ``folder``, which are created if they do not exist."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class Credentials:
 
     @property
     def authority(self) -> Path:
-        """The certificate that everybody trusts."""
+        """The certificate of the CA, which all components trust."""
         return self._folder / "ca.crt"
 
     def certificate(self, name: str) -> Path:
@@ -63,11 +63,11 @@ class Credentials:
         return self._folder / f"{name}.key"
 
     def kubeconfig(self, identity: Identity) -> Path:
-        """The file with which a program acts as that identity."""
+        """The kubeconfig file of that identity."""
         return self._folder / f"{identity.name}.kubeconfig"
 
     def _write_server(self, authority: trustme.CA) -> None:
-        """Write a certificate for whoever answers as the API server."""
+        """Write the server certificate of the API server, which the proxy uses too."""
         hosts = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
         leaf = authority.issue_cert(*hosts, "127.0.0.1", NODE_ADDRESS, API_SERVICE_ADDRESS)
         self._write("server", leaf)

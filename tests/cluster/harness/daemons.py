@@ -1,6 +1,6 @@
-"""Long-running programs of a cluster: started with a log, watched, and killed at the end.
+"""Long-running programs of a cluster: start with a log file, status, and kill.
 
-Owns one process each. What it is started for is its caller's part.
+Each daemon owns one process.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ POLL_S = 0.05
 
 
 class DaemonFailed(Exception):
-    """A program ended, or was not ready in time. The message has the end of its log."""
+    """A daemon exited, or was not ready in time. The message has the end of its log."""
 
 
 class Daemon:
-    """One program, by name. Whoever has the same log may end it and start it again.
+    """One program. Another object with the same log file controls the same process.
 
-    The process id stands beside the log, so that a test of another process can do so too.
+    The process id is stored next to the log, so that another process can kill and restart it too.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Daemon:
         self._env = {**os.environ, **(env or {})}
 
     def is_running(self) -> bool:
-        """Say whether the process is there and has not ended, whoever started it."""
+        """Return whether the process runs, even if another process has started it."""
         try:
             pid = int(self._pid_file.read_text())
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return False
-        # One that has ended stays until its parent asks for its status.
+        # An exited process is a zombie until its parent reaps it.
         if stat.rpartition(")")[2].split()[0] != "Z":
             return True
         with contextlib.suppress(ChildProcessError):
@@ -49,7 +49,7 @@ class Daemon:
         return False
 
     def start(self) -> None:
-        """Start the program; its output is appended to the log. It may outlive this process."""
+        """Start the program, which may outlive this process. Its output is appended to the log."""
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         pid = os.posix_spawnp(
             self._argv[0],
@@ -60,18 +60,18 @@ class Daemon:
                 (os.POSIX_SPAWN_OPEN, 1, str(self.log), append, 0o644),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
-            # Python ignores these, and a child would inherit that.
+            # Python ignores these signals, and the child would inherit that.
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )
         self._pid_file.write_text(str(pid))
 
     @property
     def started_s(self) -> float:
-        """When it was started last, in seconds since the epoch."""
+        """The time of the last start, in seconds since the epoch."""
         return self._pid_file.stat().st_mtime
 
     def kill(self) -> None:
-        """End it at once. Effects: it is gone when this returns."""
+        """Kill the process and wait until it has exited."""
         if not self.is_running():
             return
         os.kill(int(self._pid_file.read_text()), signal.SIGKILL)
@@ -79,10 +79,10 @@ class Daemon:
             time.sleep(POLL_S)
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until it is ready.
+        """Wait until ``is_ready`` returns true.
 
         Raises:
-            DaemonFailed: It ended, or the time is over.
+            DaemonFailed: The process exited, or the timeout expired.
         """
         end_s = time.monotonic() + timeout_s
         while not is_ready():

@@ -1,6 +1,6 @@
-"""Definitions of resources that others own: the real ones, from the Go modules that publish them.
+"""Third-party CRDs, from the Go modules that publish them.
 
-Owns where they come from and how they are kept. Who installs them takes them away again.
+Owns their origin and the local copies. The caller installs and deletes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.cluster.harness.programs import ProgramsMissing
 
 @dataclass(frozen=True)
 class Origin:
-    """A folder of a Go module at a version. ``digest`` is Go's own, over all of the module."""
+    """A folder of a Go module at a version. ``digest`` is the module's checksum in Go's format."""
 
     name: str
     module: str
@@ -33,7 +33,7 @@ MONITORING = Origin(
     "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
     "example/prometheus-operator-crd",
 )
-# With those of the Gateway API that it is made for.
+# Includes the CRDs of the matching Gateway API version.
 GATEWAY = Origin(
     "gateway",
     "github.com/envoyproxy/gateway",
@@ -45,11 +45,11 @@ ORIGINS = (MONITORING, GATEWAY)
 
 
 def ensure_definitions(cache: Cache, origin: Origin) -> Path:
-    """Return the folder of the definitions, after fetching them once.
+    """Return the folder of the CRDs, which are fetched only once.
 
     Raises:
-        ProgramsMissing: They were never fetched, and there is no Go, or Go cannot fetch them.
-        ValueError: What was fetched is not what it was.
+        ProgramsMissing: They are not cached, and Go is missing or cannot fetch them.
+        ValueError: The checksum of the fetched module differs.
     """
     kept = cache.root / "definitions" / f"{origin.name}-{origin.version}"
     if not kept.is_dir():
@@ -67,9 +67,11 @@ def _fetch(origin: Origin) -> Path:
     command = ["go", "mod", "download", "-json", f"{origin.module}@{origin.version}"]
     fetched = subprocess.run(command, cwd=MODULE, check=False, capture_output=True, text=True)
     if fetched.returncode != 0:
-        said = fetched.stderr or fetched.stdout
-        raise ProgramsMissing(f"Go cannot fetch {origin.module} {origin.version}: {said.strip()}")
-    told = json.loads(fetched.stdout)
-    if told["Sum"] != origin.digest:
-        raise ValueError(f"{origin.module} {origin.version} is {told['Sum']}, not {origin.digest}")
-    return Path(told["Dir"])
+        output = fetched.stderr or fetched.stdout
+        raise ProgramsMissing(f"Go cannot fetch {origin.module} {origin.version}: {output.strip()}")
+    module = json.loads(fetched.stdout)
+    if module["Sum"] != origin.digest:
+        raise ValueError(
+            f"{origin.module} {origin.version} is {module['Sum']}, not {origin.digest}"
+        )
+    return Path(module["Dir"])

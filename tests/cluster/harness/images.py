@@ -1,7 +1,7 @@
-"""The images of the tests: the project's own Dockerfiles, built as they are, and put on the node.
+"""Builds the images of the tests from the project's Dockerfiles and imports them to the node.
 
-Owns names, the base that no registry brings, and which blobs are copied: those that the node lacks.
-It needs root, Debian's buildah and debootstrap, and the network.
+Owns the image names, a base image without a registry, and the copy of blobs that the node lacks.
+Needs root, Debian's buildah and debootstrap, and network access.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.harness.places import REPOSITORY, Cache, say
+from tests.cluster.harness.places import REPOSITORY, Cache, print_progress
 from tests.cluster.harness.runtime import PAUSE_IMAGE, Runtime
 
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
@@ -27,13 +27,13 @@ IMAGES = (ENGINE_IMAGE, OPERATOR_IMAGE, PAUSE_IMAGE)
 
 @dataclass(frozen=True)
 class Recipe:
-    """A Dockerfile of the project, and all that it copies from the repository."""
+    """A Dockerfile of the project, and the paths that it copies from the repository."""
 
     dockerfile: str
     sources: tuple[str, ...]
 
     def digest(self) -> str:
-        """Digest everything that the image is made from."""
+        """Return a digest of all sources of the image."""
         digest = hashlib.sha256((REPOSITORY / self.dockerfile).read_bytes())
         for source in map(REPOSITORY.joinpath, self.sources):
             files = [source] if source.is_file() else sorted(source.rglob("*"))
@@ -59,47 +59,47 @@ _CERTIFICATES = Path("/etc/ssl/certs")
 _BUNDLE = _CERTIFICATES / "ca-certificates.crt"
 _MIRROR = "http://deb.debian.org/debian"
 _APT_SOURCES = Path("/etc/apt/sources.list.d")
-# Two copies of the dependencies, one packed, and what the build itself writes.
+# Two copies of the dependencies, one of them compressed, and temporary files of the build.
 _ROOM_BYTES = 25 * 1024**3
-# Nobody signs what was built a minute ago.
+# Locally built images are not signed.
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
 
 
 class Record:
-    """What was built from what, and what the node has, as a file that outlives the run."""
+    """A file, kept between runs, with the source digest of each image and the node's images."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
 
     def get(self, what: str, image: str) -> str | None:
-        """Return what was noted, if anything."""
+        """Return the recorded value, if any."""
         return self._content.get(f"{what} {image}")
 
     def set(self, what: str, image: str, value: str) -> None:
-        """Note it, at once."""
+        """Record a value and write the file."""
         self._content[f"{what} {image}"] = value
-        # Never half a file: it is read by every later run.
+        # Atomic, because every later run reads the file.
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(self._content))
         partial.rename(self._path)
 
 
 def ensure_images(cache: Cache, folder: Path) -> None:
-    """Build all images and bring them to the containerd of the cache.
+    """Build all images and import them to the containerd of the cache.
 
     Raises:
         subprocess.CalledProcessError: A build fails, twice.
     """
-    # A run that was killed while it brought an image left gigabytes.
-    shutil.rmtree(cache.passage, ignore_errors=True)
-    cache.passage.mkdir()
-    _make_room()
+    # A run that was killed during an import leaves gigabytes.
+    shutil.rmtree(cache.transfer_folder, ignore_errors=True)
+    cache.transfer_folder.mkdir()
+    _free_disk_space()
     _ensure_base()
     record = Record(cache.root / "images.json")
     for image, recipe in RECIPES.items():
-        # buildah would read all of a large layer only to find that nothing has changed. The id
-        # stands beside the digest, as somebody else may build under the same name.
+        # Even without changes, buildah would read large layers completely. The image id is part of
+        # the record, because another program may build an image of the same name.
         digest = recipe.digest()
         if record.get("built", image) != f"{digest} {_image_id(image)}":
             build_image(image, recipe.dockerfile)
@@ -108,8 +108,8 @@ def ensure_images(cache: Cache, folder: Path) -> None:
     runtime = Runtime(cache, folder, for_pods=False)
     runtime.start()
     try:
-        runtime.forget_containers()
-        _bring_all(cache, runtime, record)
+        runtime.remove_containers()
+        _import_images(cache, runtime, record)
     finally:
         runtime.daemon.kill()
 
@@ -122,30 +122,30 @@ def build_image(image: str, dockerfile: str) -> None:
     """
     command = ["bud", "--quiet", "--layers", "--network=host", "--pull-never"]
     if _BUNDLE.is_file():
-        # Laid over, as Debian's package of certificates writes there when it is installed.
+        # An overlay, because Debian's ca-certificates package writes to that folder.
         command += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:O"]
         command += ["--build-arg", f"SSL_CERT_FILE={_BUNDLE}"]
     command += ["--file", str(REPOSITORY / dockerfile), "--tag", image, str(REPOSITORY)]
     try:
         _buildah(*command)
     except subprocess.CalledProcessError:
-        # buildah is known to fail at once, now and then, and to succeed when it is asked again.
-        say(f"building {image} failed; trying once more")
+        # buildah sometimes fails at once and succeeds on the second attempt.
+        print_progress(f"building {image} failed; trying once more")
         _buildah(*command)
 
 
-def _make_room() -> None:
-    """Give up what is kept of former builds where the next one may fill the disk."""
+def _free_disk_space() -> None:
+    """Remove cached layers of earlier builds if little disk space is left."""
     storage = Path("/var/lib/containers")
     if storage.is_dir() and shutil.disk_usage(storage).free < _ROOM_BYTES:
-        say("little disk is left: removing the layers of former builds")
+        print_progress("little disk space is left: removing the layers of earlier builds")
         _buildah("rmi", "--prune", "--force")
 
 
 def _ensure_base() -> None:
     if _image_id(BASE_IMAGE) is not None:
         return
-    say(f"making {BASE_IMAGE} with debootstrap")
+    print_progress(f"building {BASE_IMAGE} with debootstrap")
     with tempfile.TemporaryDirectory(prefix="kvreg-base-") as folder:
         root = Path(folder) / "root"
         subprocess.run(
@@ -165,7 +165,7 @@ def _ensure_base() -> None:
 
 
 def _mirror() -> str:
-    """Return the mirror that this machine itself uses."""
+    """Return the Debian mirror of this machine."""
     for source in _APT_SOURCES.glob("debian.sources"):
         for line in source.read_text().splitlines():
             if line.startswith("URIs:"):
@@ -174,7 +174,7 @@ def _mirror() -> str:
 
 
 def _build_pause() -> None:
-    """Make what holds the network of a pod: the base, asleep."""
+    """Build the pause image, whose container holds a pod's network namespace."""
     if _image_id(PAUSE_IMAGE) is not None:
         return
     with tempfile.TemporaryDirectory(prefix="kvreg-pause-") as folder:
@@ -183,32 +183,32 @@ def _build_pause() -> None:
         _buildah("bud", "--quiet", "--pull-never", "--tag", PAUSE_IMAGE, folder)
 
 
-def _bring_all(cache: Cache, runtime: Runtime, record: Record) -> None:
-    """Give containerd every image that is not there as it was built."""
-    there = set(runtime.ctr("images", "ls", "-q").split())
+def _import_images(cache: Cache, runtime: Runtime, record: Record) -> None:
+    """Import every image that containerd does not have in its current version."""
+    present = set(runtime.ctr("images", "ls", "-q").split())
     for image in IMAGES:
         built = _image_id(image)
         assert built is not None, f"{image} was not built"
-        if image in there and record.get("brought", image) == built:
+        if image in present and record.get("brought", image) == built:
             continue
-        with tempfile.TemporaryDirectory(dir=cache.passage) as folder:
-            _bring(runtime, image, Path(folder))
+        with tempfile.TemporaryDirectory(dir=cache.transfer_folder) as folder:
+            _import_image(runtime, image, Path(folder))
         record.set("brought", image, built)
-    # The kubelet's names of images that were replaced keep gigabytes.
+    # Names of replaced images would keep gigabytes of layers.
     for name in runtime.ctr("images", "ls", "-q").split():
         if name not in IMAGES:
             runtime.ctr("images", "rm", "--sync", name)
 
 
-def _bring(runtime: Runtime, image: str, folder: Path) -> None:
-    """Give containerd an image; of its blobs, those that are not there yet."""
+def _import_image(runtime: Runtime, image: str, folder: Path) -> None:
+    """Import an image to containerd; copy only the blobs that containerd lacks."""
     layout, policy = folder / "layout", folder / "signature-policy.json"
     policy.write_text(_POLICY)
-    say(f"bringing {image} to the node")
+    print_progress(f"importing {image} to the node")
     _buildah("push", "--quiet", "--signature-policy", str(policy), image, f"oci:{layout}:{image}")
     index = json.loads((layout / "index.json").read_text())
     (entry,) = index["manifests"]
-    # What containerd takes for the name; the standard's own annotation is only a tag to it.
+    # containerd's annotation for the image name; it reads the OCI annotation as a tag only.
     entry["annotations"]["io.containerd.image.name"] = image
     (layout / "index.json").write_text(json.dumps(index))
     manifest = json.loads((layout / _path_of(entry["digest"])).read_text())
@@ -244,4 +244,4 @@ def _buildah(*arguments: str) -> None:
         env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
     )
     if (took_s := time.monotonic() - began_s) > 1:
-        say(f"buildah {arguments[0]} took {took_s:.0f} s")
+        print_progress(f"buildah {arguments[0]} took {took_s:.0f} s")

@@ -1,7 +1,7 @@
-"""A place of its own for a cluster: network, processes and mounts that vanish with it.
+"""Isolation for a cluster: network, PID and mount namespaces that end with the cluster.
 
-Owns the way in, as process 1 of that place, and the traces that the machine's control groups would
-keep. Everything else dies with the process.
+Owns the init process of the namespaces, and the removal of the cluster's cgroups. All other state
+ends with the init process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.cluster.harness.node import CGROUP
 _UNSHARE = (
     "unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc",
 )  # fmt: skip
-# Of the machine, and written by programs that believe it is theirs.
+# Folders of the machine that programs of the cluster would write to.
 _FRESH = (
     "/run/netns", "/run/containerd", "/run/runc", "/var/lib/cni", "/var/log/pods",
     "/var/log/containers",
@@ -28,7 +28,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def run_isolated(command: Sequence[str], env: dict[str, str]) -> int:
-    """Run a command inside, and return its status once nothing of it is left."""
+    """Run a command in new namespaces; return its exit status after all of its processes exited."""
     _make_cgroups()
     inside = [sys.executable, "-m", "tests.cluster.harness.isolation", *command]
     try:
@@ -38,19 +38,19 @@ def run_isolated(command: Sequence[str], env: dict[str, str]) -> int:
 
 
 def _hierarchies() -> list[Path]:
-    """Return the roots of all hierarchies: one, or with version 1 one for each controller."""
+    """Return the roots of all cgroup hierarchies: one, or with version 1 one per controller."""
     if (_CGROUPS / "cgroup.controllers").is_file():
         return [_CGROUPS]
     return [root for root in _CGROUPS.iterdir() if root.is_dir() and not root.is_symlink()]
 
 
 def _make_cgroups() -> None:
-    """Make the group below which the kubelet makes its own; it wants to find it."""
+    """Create the parent cgroup that the kubelet requires for its own cgroups."""
     _remove_cgroups()
     for root in _hierarchies():
         (root / CGROUP).mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):
-            # Version 1 begins with none, and no process can live without.
+            # In version 1 these are empty, and a cgroup without them cannot hold processes.
             if root.name == "cpuset" and (root / name).is_file():
                 (root / CGROUP / name).write_text((root / name).read_text())
 
@@ -62,8 +62,8 @@ def _remove_cgroups() -> None:
                 os.rmdir(folder)
 
 
-def _be_process_one(command: Sequence[str]) -> int:
-    """Run the command, and bury every orphan until it ends."""
+def _run_as_init(command: Sequence[str]) -> int:
+    """Run the command as a child, and reap orphans until it exits."""
     for folder in _FRESH:
         Path(folder).mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
@@ -77,4 +77,4 @@ def _be_process_one(command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_be_process_one(sys.argv[1:]))
+    sys.exit(_run_as_init(sys.argv[1:]))

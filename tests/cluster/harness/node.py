@@ -1,6 +1,6 @@
-"""The one node: its network, kubelet and kube-proxy, made to look like one of a V100 pool.
+"""The single node: its network, kubelet and kube-proxy, with labels and taints of a V100 pool.
 
-Owns their configuration. Containers are containerd's part, which ``runtime`` starts.
+Owns their configuration. ``runtime`` starts containerd, which runs the containers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INTERFACE = "node0"
 
 
 class Node:
-    """A kubelet and a kube-proxy on a runtime."""
+    """A kubelet and a kube-proxy with a container runtime."""
 
     def __init__(
         self, binaries: Path, folder: Path, credentials: Credentials, runtime: Runtime
@@ -63,11 +63,11 @@ class Node:
         )
 
     def start(self) -> None:
-        """Start everything; whether the node is ready, the API server knows.
+        """Start all daemons. Returns before the API server shows the node as ready.
 
         Raises:
             DaemonFailed: containerd does not start.
-            subprocess.CalledProcessError: The network cannot be made.
+            subprocess.CalledProcessError: The network cannot be created.
         """
         self._runtime.cni_config.mkdir()
         configuration = json.dumps(_network_configuration(self.pods_folder.parent))
@@ -78,14 +78,14 @@ class Node:
 
 
 def make_network() -> None:
-    """Give the namespace an interface with the address of the node, and a default route.
+    """Create an interface with the address of the node, and a default route.
 
     Raises:
         subprocess.CalledProcessError: A step fails.
     """
     for command in (
         "ip link set lo up",
-        # A bridge without members; kernels without dummy interfaces have these.
+        # A bridge without members, because some kernels lack dummy interfaces.
         f"ip link add {_INTERFACE} type bridge",
         f"ip address add {NODE_ADDRESS}/24 dev {_INTERFACE}",
         f"ip link set {_INTERFACE} up",
@@ -96,7 +96,7 @@ def make_network() -> None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> Path:
-    """Write a configuration, once: kube-proxy ends when its file is written anew."""
+    """Write a configuration if it does not exist: kube-proxy exits when its file changes."""
     if not path.exists():
         path.write_text(yaml.safe_dump(document))
     return path
@@ -117,7 +117,7 @@ def _kubelet_configuration(runtime: Runtime, credentials: Credentials) -> dict[s
         "cgroupRoot": f"/{CGROUP}",
         "failCgroupV1": False,
         "failSwapOn": False,
-        # Neither a full disk of the machine nor old images are what is tested here.
+        # Disable evictions for a full disk of the machine, and the garbage collection of images.
         "evictionHard": {
             "memory.available": "100Mi",
             "nodefs.available": "1%",
@@ -140,7 +140,7 @@ def _proxy_configuration(credentials: Credentials) -> dict[str, Any]:
         "hostnameOverride": NODE_NAME,
         "clusterCIDR": POD_RANGE,
         "clientConnection": {"kubeconfig": str(credentials.kubeconfig(KUBE_PROXY))},
-        # The limits belong to the whole machine and cannot be set from here.
+        # The limits are global to the machine and cannot be set in a namespace.
         "conntrack": {
             "maxPerCore": 0,
             "min": 0,

@@ -1,6 +1,6 @@
-"""Where the cluster of the tests keeps what: what survives a run, and what one run leaves behind.
+"""The paths of the test cluster: those kept between runs, and those of one run.
 
-Owns paths and the names of variables that move them, and how a run speaks. It creates nothing.
+Owns paths, the environment variables that change them, and the progress messages. Creates no file.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ MODULE = REPOSITORY / "tests" / "cluster"
 CACHE_VARIABLE = "KVREG_CLUSTER_CACHE"
 BINARIES_VARIABLE = "KVREG_CLUSTER_BIN"
 MACHINE_LOCK = Path("/run/lock/kvreg-cluster")
-"""Held by the one run that uses this machine's buildah and control groups, whatever its cache."""
+"""Lock for this machine's buildah and cgroups, which only one run may use."""
 
 RUN_VARIABLE = "KVREG_CLUSTER_RUN"
-"""Set inside the namespace only: the folder of this run."""
+"""Set only inside the namespaces: the folder of this run."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What is kept between runs: programs, images, and containerd with the images unpacked."""
+    """Files kept between runs: programs, images, and containerd with the unpacked images."""
 
     root: Path
 
     @property
     def binaries(self) -> Path:
-        """Folder of the programs that are built from ``go.mod``."""
+        """The folder of the programs that are built from ``go.mod``."""
         return self.root / "bin"
 
     @property
     def containerd(self) -> Path:
-        """Root of containerd: contents and snapshots."""
+        """The root folder of containerd: contents and snapshots."""
         return self.root / "containerd"
 
     @property
-    def passage(self) -> Path:
-        """Images on their way to containerd; a machine's place for temporary files may be small."""
+    def transfer_folder(self) -> Path:
+        """Temporary files of image imports; the machine's folder for them may be too small."""
         return self.root / "passage"
 
     @property
     def logs(self) -> Path:
-        """Logs of the last run's kubelet, API server and so on."""
+        """The logs of the last run's daemons."""
         return self.root / "logs"
 
     @property
     def lock(self) -> Path:
-        """Held by the one run that uses the cache."""
+        """Lock for the cache, which only one run may use."""
         return self.root / "lock"
 
 
 def find_cache() -> Cache:
-    """Return the cache of this user, or the one that the environment names."""
+    """Return the cache of this user, or the one set in the environment."""
     named = os.environ.get(CACHE_VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Cache(Path(named) if named else Path(base) / "kvreg-cluster")
 
 
 def find_binaries() -> Path:
-    """Return the folder of the cluster's programs, which may not be there yet."""
+    """Return the folder of the cluster's programs, which may not exist yet."""
     named = os.environ.get(BINARIES_VARIABLE)
     return Path(named) if named else find_cache().binaries
 
 
-def say(text: str) -> None:
-    """Tell a person how far the run has come, beside what the tests print."""
+def print_progress(text: str) -> None:
+    """Print a progress message to standard error."""
     sys.stderr.write(f"cluster: {text}\n")

@@ -1,7 +1,7 @@
 """The programs of a cluster: built from ``go.mod``, or taken from a folder.
 
-Owns their names, versions and how they are built. They are built again when ``go.mod`` or
-``go.sum`` changed since; Go's own cache makes that cheap.
+Owns their names, versions and the build. They are rebuilt when ``go.mod`` or ``go.sum`` has
+changed, which Go's build cache makes fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES = (
 """``server`` is etcd."""
 
 _VERSION = "v1.37.2"
-# Without these, helm and kubectl cannot tell the version of the API server.
+# Without these, the API server does not report its version to helm and kubectl.
 _LINKER_FLAGS = (
     f"-s -w -X k8s.io/component-base/version.gitVersion={_VERSION} "
     "-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37"
@@ -29,14 +29,14 @@ _LINKER_FLAGS = (
 
 
 class ProgramsMissing(Exception):
-    """A program is neither there nor can it be built. The message says what to do."""
+    """A program is missing and cannot be built. The message contains the remedy."""
 
 
 def ensure_programs(cache: Cache) -> Path:
-    """Return the folder of all programs, after building what is missing.
+    """Return the folder of all programs; build those that are missing.
 
     Raises:
-        ProgramsMissing: A named folder lacks one, or there is no Go.
+        ProgramsMissing: The configured folder lacks a program, or Go is not installed.
         subprocess.CalledProcessError: The build fails.
     """
     if (named := os.environ.get(BINARIES_VARIABLE)) is not None:
@@ -52,7 +52,7 @@ def ensure_programs(cache: Cache) -> Path:
             f"or set {BINARIES_VARIABLE} to a folder that holds {', '.join(NAMES)}"
         )
     cache.binaries.mkdir(parents=True, exist_ok=True)
-    # A build that is cut off leaves programs of two versions.
+    # An interrupted build leaves programs of two versions.
     _stamp(cache).unlink(missing_ok=True)
     command = ["go", "build", "-trimpath", "-ldflags", _LINKER_FLAGS]
     subprocess.run(

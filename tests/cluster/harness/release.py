@@ -1,7 +1,7 @@
-"""One release of the chart in a namespace of its own, as the tests install, edit and ask it.
+"""A release of the chart in its own namespace: install, edit the profile, wait, send requests.
 
-Owns names and values that every test needs: the images of the tests, and a place on the tainted
-node. What should come of it is the tests' part.
+Owns the names and values that every test needs: the images of the tests, and tolerations for the
+tainted node. Contains no checks.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Values = Mapping[str, Any]
 
 
 def image_values(image: str) -> dict[str, str]:
-    """Return what the chart needs to know of an image that is on the node."""
+    """Return the chart values of an image that is on the node."""
     repository, _, tag = image.rpartition(":")
-    # Never, so that nothing is asked of a registry that cannot be reached.
+    # Never pull: no registry is reachable.
     return {"repository": repository, "tag": tag, "pullPolicy": "Never"}
 
 
 def base_values(*, replicas: int = 1) -> dict[str, Any]:
-    """Return the values of every release here."""
+    """Return the values that all test releases share."""
     toleration = [{"key": TAINT["key"], "operator": "Exists"}]
     return {
         "engine": {
             "replicas": replicas,
             "image": image_values(ENGINE_IMAGE),
             "tolerations": toleration,
-            # Nothing is in front of the pods that would have to forget them.
+            # No load balancer has to remove a terminating pod first.
             "preStopSeconds": 0,
             "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
             "probes": {"startup": {"periodSeconds": 1}, "readiness": {"periodSeconds": 1}},
@@ -56,7 +56,7 @@ def base_values(*, replicas: int = 1) -> dict[str, Any]:
 
 
 def merge(values: Values, changes: Values) -> dict[str, Any]:
-    """Return the values with changes laid over them, as helm does."""
+    """Return the values with changes merged into them, as by helm."""
     merged = dict(values)
     for key, change in changes.items():
         earlier = merged.get(key)
@@ -69,7 +69,7 @@ def merge(values: Values, changes: Values) -> dict[str, Any]:
 
 @dataclass
 class Release:
-    """A release with its engines, and at most one profile, of its own name."""
+    """A release with its engines, and at most one profile with the release's name."""
 
     cluster: Cluster
     namespace: str
@@ -77,10 +77,10 @@ class Release:
     name: str = "kvreg"
 
     def install(self, **changes: Any) -> None:
-        """Install or upgrade, with changes of the values that stay.
+        """Install or upgrade. ``changes`` are merged into the values permanently.
 
         Raises:
-            CommandFailed: helm refuses.
+            CommandFailed: helm fails.
         """
         self.values = merge(self.values, changes)
         path = self.cluster.folder / f"{self.namespace}-values.json"
@@ -103,10 +103,10 @@ class Release:
     # The profile.
 
     def apply(self, **spec: Any) -> None:
-        """Apply the profile as a person does, with these fields of its spec.
+        """Apply the profile with these fields of its spec.
 
         Raises:
-            CommandFailed: The API server refuses it.
+            CommandFailed: The API server rejects it.
         """
         self.kubectl("apply", "-f", "-", stdin=json.dumps(self.profile_manifest(**spec)))
 
@@ -116,13 +116,13 @@ class Release:
         self.wait_for("Ready", "True")
 
     def profile_manifest(self, **spec: Any) -> dict[str, Any]:
-        """Return the profile with these fields of its spec, beside the least it needs."""
-        asked = {"targetRef": {"name": self.name}, "lanes": 1, "registryEntries": 2, **spec}
+        """Return a profile with these fields of its spec and the required ones."""
+        fields = {"targetRef": {"name": self.name}, "lanes": 1, "registryEntries": 2, **spec}
         return {
             "apiVersion": "kvreg.dev/v1alpha1",
             "kind": "KVRegistryProfile",
             "metadata": {"name": self.name, "namespace": self.namespace},
-            "spec": asked,
+            "spec": fields,
         }
 
     def edit(self, **spec: Any) -> None:
@@ -130,25 +130,25 @@ class Release:
         patch = json.dumps({"spec": spec})
         self.kubectl("patch", PROFILES, self.name, "--type=merge", "-p", patch)
 
-    def bring_to_rest(self) -> None:
-        """Have the engines serve a profile: the one that is there, or else the least one."""
+    def ensure_ready_profile(self) -> None:
+        """Wait for a ready profile: keep the current one if it is ready, else replace it."""
         if self.condition("Ready")[0] != "True":
             self.kubectl("replace", "-f", "-", stdin=json.dumps(self.profile_manifest()))
             self.wait_for("Ready", "True")
 
     @property
     def profile(self) -> dict[str, Any]:
-        """The profile as the API server has it."""
+        """The current profile of the API server."""
         return self.cluster.get("kvregistryprofiles", self.name, self.namespace)
 
     @property
     def other_entries(self) -> int:
-        """Another number of entries than the profile asks for now."""
+        """A number of entries that differs from the current spec."""
         entries: int = self.profile["spec"]["registryEntries"]
         return entries + 1
 
     def condition(self, kind: str) -> tuple[str, str]:
-        """Return status and reason of a condition of the newest generation, or two blanks."""
+        """Return status and reason of a condition, or two empty strings if it is outdated."""
         profile = self.profile
         for condition in profile.get("status", {}).get("conditions", []):
             if condition["type"] == kind:
@@ -158,27 +158,27 @@ class Release:
         return ("", "")
 
     def wait_for(self, kind: str, status: str, reason: str | None = None) -> None:
-        """Wait until a condition is so, for the newest generation.
+        """Wait until a condition has this status for the newest generation.
 
         Raises:
-            TimeoutError: It was not so in time; says what is there instead.
+            TimeoutError: It did not in time; the message describes the release.
         """
 
-        def is_so() -> bool:
+        def holds() -> bool:
             found = self.condition(kind)
             return found[0] == status and reason in (None, found[1])
 
-        self.wait_until(is_so, f"{kind} is {status}" + (f" ({reason})" if reason else ""))
+        self.wait_until(holds, f"{kind} is {status}" + (f" ({reason})" if reason else ""))
 
-    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Wait, and show the profile, the pods and the operator's log when it was in vain."""
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        """Poll a condition; a timeout shows the profile, the pods and the operator's log."""
         try:
-            wait_until(is_so, TIMEOUT_S, what)
+            wait_until(holds, TIMEOUT_S, what)
         except TimeoutError as err:
             raise TimeoutError(f"{err}\n{self.describe()}") from None
 
     def describe(self) -> str:
-        """Say what a person would look at when something does not come."""
+        """Return pods, profile and logs, as text for an error message."""
         parts = []
         for arguments in (
             ("get", "pods", "-o", "wide"),
@@ -201,7 +201,7 @@ class Release:
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def uids(self, component: str = "engine") -> dict[str, str]:
-        """Return the uids of the pods that are not on their way out, by name."""
+        """Return the uids of the pods that are not terminating, by name."""
         return {
             name: pod["metadata"]["uid"]
             for name, pod in self.pods(component).items()
@@ -224,21 +224,21 @@ class Release:
     # Clients.
 
     def url(self) -> str:
-        """Return where clients find the engines: the address of the Service."""
+        """Return the URL of the Service."""
         service = self.cluster.get("services", self.name, self.namespace)
         return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
 
     def pod_url(self, name: str, port: int = 8000) -> str:
-        """Return where one pod is reached."""
+        """Return the URL of a pod."""
         pod = self.cluster.get("pods", name, self.namespace)
         return f"http://{pod['status']['podIP']}:{port}"
 
     def client(self, url: str | None = None, **options: Any) -> openai.OpenAI:
-        """Return the official client, as it is but for what the options say."""
+        """Return the official openai client with these options."""
         return openai.OpenAI(base_url=f"{url or self.url()}/v1", api_key="unused", **options)
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Say whether a pod may get requests."""
+    """Return whether a pod is ready."""
     conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]

@@ -1,6 +1,6 @@
-"""containerd of one run, on images that survive it.
+"""containerd of one run, with images that are kept between runs.
 
-Owns its configuration, and what of a former run has to go before it starts.
+Owns its configuration, and the removal of containers of earlier runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 _NAMESPACE = "k8s.io"
 _START_TIMEOUT_S = 30.0
 _PREFIX = "io.containerd."
-# What containerd keeps of sandboxes and containers, beside images.
+# The state of sandboxes and containers in containerd's root folder.
 _LEFTOVERS = ("io.containerd.grpc.v1.cri", "io.containerd.runtime.v2.task")
 
 _COMMAND = "setpriv --pdeathsig KILL containerd --log-level warn"
@@ -48,7 +48,7 @@ disabled_plugins = [{disabled}]
 
 
 class Runtime:
-    """containerd with its state in ``folder``. With ``for_pods`` the kubelet can use it."""
+    """containerd with its state in ``folder``. ``for_pods`` enables the CRI for the kubelet."""
 
     def __init__(self, cache: Cache, folder: Path, *, for_pods: bool) -> None:
         self._cache = cache
@@ -71,24 +71,24 @@ class Runtime:
         )
         self.daemon = Daemon(
             "containerd",
-            # It ends with whoever started it: left alone, it would keep the cache for itself.
+            # containerd dies with its parent: otherwise it would keep the cache locked.
             [*_COMMAND.split(), "--config", str(config)],
             folder / "logs" / "containerd.log",
         )
 
     def start(self) -> None:
-        """Start it on what is kept.
+        """Start containerd with the kept images.
 
         Raises:
-            DaemonFailed: It does not start.
+            DaemonFailed: containerd does not start.
         """
         for name in _LEFTOVERS:
             shutil.rmtree(self._cache.containerd / name, ignore_errors=True)
         self.daemon.start()
         self.daemon.wait_until(self.socket.exists, _START_TIMEOUT_S)
 
-    def forget_containers(self) -> None:
-        """Remove what is known of containers of former runs, and their file systems."""
+    def remove_containers(self) -> None:
+        """Remove the records and file systems of containers of earlier runs."""
         for container in self.ctr("containers", "ls", "-q").split():
             self.ctr("containers", "rm", container)
         kept = {line.split()[0] for line in self.ctr("snapshots", "ls").splitlines()[1:]}
@@ -97,10 +97,10 @@ class Runtime:
                 self.ctr("snapshots", "rm", snapshot)
 
     def ctr(self, *arguments: str, stdin: IO[bytes] | None = None) -> str:
-        """Run ``ctr`` and return what it says.
+        """Run ``ctr`` and return its output.
 
         Raises:
-            subprocess.CalledProcessError: It fails.
+            subprocess.CalledProcessError: ``ctr`` fails.
         """
         done = subprocess.run(
             ["ctr", "--address", str(self.socket), "-n", _NAMESPACE, *arguments],

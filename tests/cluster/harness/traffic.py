@@ -1,6 +1,6 @@
-"""Clients of an engine: one long answer, answers without a pause, or short ones now and then.
+"""Clients of an engine: one long stream, constant load, or occasional short requests.
 
-Owns threads and what became of their requests.
+Owns the client threads and the results of their requests.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _JOIN_TIMEOUT_S = 120.0
 QUESTION = [{"role": "user", "content": "My locker code is 4921. Can you keep that in mind?"}]
 
 
-def endless(max_tokens: int) -> dict[str, Any]:
-    """Return a request whose answer ends after that many tokens and not before."""
+def fixed_length_request(max_tokens: int) -> dict[str, Any]:
+    """Return a request whose response has exactly ``max_tokens`` tokens."""
     config = json.loads((REFERENCE_MODEL_PATH / "generation_config.json").read_text())
     ends = config["eos_token_id"]
     banned = {str(token): -100 for token in (ends if isinstance(ends, list) else [ends])}
@@ -34,65 +34,65 @@ def endless(max_tokens: int) -> dict[str, Any]:
 
 
 class Stream:
-    """One streamed answer, read by a thread of its own."""
+    """One streamed response, read in its own thread."""
 
     def __init__(self, client: openai.OpenAI, max_tokens: int) -> None:
         self._client = client
-        self._asked = endless(max_tokens)
+        self._request = fixed_length_request(max_tokens)
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self.finish_reason: str | None = None
         self.error: Exception | None = None
 
     def start(self) -> Stream:
-        """Send the request and wait for the first piece of the answer."""
+        """Send the request and wait for the first chunk of the response."""
         self._thread.start()
-        assert self._has_begun.wait(_JOIN_TIMEOUT_S), "no answer began"
+        assert self._has_begun.wait(_JOIN_TIMEOUT_S), "no response started"
         assert self.error is None, self.error
         return self
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has ended, in whatever way."""
+        """Whether the response has ended or failed."""
         return not self._thread.is_alive()
 
     def finish(self) -> str | None:
-        """Wait for the end and return its reason.
+        """Wait for the end and return the finish reason.
 
         Raises:
-            Exception: Whatever cut the answer.
+            Exception: The error that ended the stream.
         """
         self._thread.join(_JOIN_TIMEOUT_S)
-        assert self.is_over, "the answer does not end"
+        assert self.is_over, "the response does not end"
         if self.error is not None:
             raise self.error
         return self.finish_reason
 
     def _read(self) -> None:
         try:
-            for chunk in self._client.chat.completions.create(stream=True, **self._asked):
+            for chunk in self._client.chat.completions.create(stream=True, **self._request):
                 if chunk.choices and chunk.choices[0].delta.content:
                     self._has_begun.set()
                 if chunk.choices and chunk.choices[0].finish_reason:
                     self.finish_reason = chunk.choices[0].finish_reason
-        except Exception as err:  # noqa: BLE001 - handed to the test
+        except Exception as err:  # noqa: BLE001 - raised by finish()
             self.error = err
         finally:
             self._has_begun.set()
 
 
 class Clients:
-    """Clients that ask again and again, each in a thread of its own, while the block runs."""
+    """Clients that send requests in a loop, each in its own thread, while the block runs."""
 
     def __init__(
         self, client: openai.OpenAI, *, num_clients: int, max_tokens: int, pause_s: float
     ) -> None:
         self._client = client
-        self._asked = endless(max_tokens)
+        self._request = fixed_length_request(max_tokens)
         self._pause_s = pause_s
         self._is_ending = threading.Event()
         self._threads = [
-            threading.Thread(target=self._ask, daemon=True) for _ in range(num_clients)
+            threading.Thread(target=self._send_requests, daemon=True) for _ in range(num_clients)
         ]
         self.num_answers = 0
         self.errors: list[Exception] = []
@@ -108,28 +108,28 @@ class Clients:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the running answers end, and send nothing more."""
+        """Send no more requests and wait for the running ones."""
         self._is_ending.set()
         for thread in self._threads:
             thread.join(_JOIN_TIMEOUT_S)
 
-    def _ask(self) -> None:
+    def _send_requests(self) -> None:
         while not self._is_ending.is_set():
             try:
-                self._client.chat.completions.create(**self._asked)
+                self._client.chat.completions.create(**self._request)
                 self.num_answers += 1
             except openai.OpenAIError as err:
                 self.errors.append(err)
-                # An engine that is away for a moment is not asked in a tight loop.
+                # Do not retry in a tight loop while the engine is unavailable.
                 self._is_ending.wait(0.2)
             self._is_ending.wait(self._pause_s)
 
 
-def load(client: openai.OpenAI) -> Clients:
-    """Ask without a pause, so that an engine with one lane is never idle."""
+def constant_load(client: openai.OpenAI) -> Clients:
+    """Send requests without a pause, so that an engine with one lane is never idle."""
     return Clients(client, num_clients=3, max_tokens=300, pause_s=0)
 
 
-def visits(client: openai.OpenAI) -> Clients:
-    """Ask something short now and then, so that engines are idle most of the time."""
+def occasional_requests(client: openai.OpenAI) -> Clients:
+    """Send short requests with pauses, so that engines are idle most of the time."""
     return Clients(client, num_clients=2, max_tokens=4, pause_s=0.3)
