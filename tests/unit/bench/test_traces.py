@@ -142,7 +142,7 @@ def test_blocks_of_different_models_are_not_shared(tmp_path):
         ("empty.jsonl", b"", "neither sessions nor requests"),
     ],
 )
-def test_a_file_that_is_no_recording_is_refused(tmp_path, name, content, message):
+def test_file_that_is_not_a_recording_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TraceFileError, match=message):
         _read(tmp_path / name)
