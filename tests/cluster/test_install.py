@@ -37,7 +37,7 @@ def test_session_survives_a_title_request(release: Release) -> None:
     assert returned.usage.model_extra["kvreg"]["attach"] == "registry"
 
 
-def test_status_matches_the_engine_s_registry(release: Release) -> None:
+def test_status_shows_the_served_profile_and_its_pods(release: Release) -> None:
     status = release.profile["status"]
     assert status["effective"] == {
         "lanes": 1,

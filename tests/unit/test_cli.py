@@ -23,7 +23,7 @@ class Recorder:
     served: list[Settings] = field(default_factory=list)
     planned: list[tuple[Settings, str, bool]] = field(default_factory=list)
     demos: list[tuple[str | None, int | None, bool]] = field(default_factory=list)
-    is_as_promised: bool = True
+    is_as_expected: bool = True
     fits: bool = True
     error: Exception | None = None
 
@@ -38,7 +38,7 @@ class Recorder:
 
     def demo(self, group: str | None, seed: int | None, as_json: bool) -> bool:
         self.demos.append((group, seed, as_json))
-        return self.is_as_promised
+        return self.is_as_expected
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_demo_passes_its_arguments_to_the_command(run: Run, recorder: Recorder) 
 
 
 def test_demo_with_an_unexpected_result_ends_with_status_1(run: Run, recorder: Recorder) -> None:
-    recorder.is_as_promised = False
+    recorder.is_as_expected = False
     assert run("demo").exit_code == 1
 
 
