@@ -32,15 +32,18 @@ def tokens_of(loaded_model: LoadedModel) -> TokensOf:
     return lambda messages: builder.build(Conversation(messages)).token_ids
 
 
+ACCESS_LOG = "kvreg_service.api.generation.access_log"
+
+
 @pytest.fixture(autouse=True)
 def _log_requests(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "kvreg_service.api.generation.access_log")
+    caplog.set_level(logging.INFO, ACCESS_LOG)
 
 
 def _last_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     """Return the fields of the access log line of the last request."""
-    *_, fields = (record.fields for record in caplog.records if hasattr(record, "fields"))
-    return dict(fields)
+    *_, last = (record for record in caplog.records if record.name == ACCESS_LOG)
+    return vars(last)
 
 
 def _ask_at_two_times(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Reply]:
