@@ -1,7 +1,7 @@
 """Texts that YAML parses as another type, and the values of the chart that accept them.
 
 Owns which text is tried at which value: one that the schema of the value allows, beside a plain one
-of the same form. The schema is the judge of what is allowed, so a value is left out by nobody.
+of the same form. The schema decides which texts a value accepts, so that no value is forgotten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The renderings of the examples, as files that show what a change of the chart changes.
 
 ``python -m tests.chart.golden`` writes them anew; a test compares. What other files hold already -
-the definition, the rules, the dashboards - is left out.
+the CRD, the rules, the dashboards - is left out.
 """
 
 from __future__ import annotations

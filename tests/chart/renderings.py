@@ -1,6 +1,6 @@
 """Renderings of the chart that together cover every kind of object and every branch.
 
-``all_renderings`` is for whoever validates them all, as a real API server can.
+``all_renderings`` is for tests that validate all of them, as with a real API server.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_grace_period_covers_the_drain(pre_stop_s: int, drain_s: int) -> None:
         ({"enabled": False}, "RollingUpdate"),
     ],
 )
-def test_pods_are_replaced_by_whoever_is_in_charge(operator: dict[str, Any], strategy: str) -> None:
+def test_update_strategy_depends_on_the_operator(operator: dict[str, Any], strategy: str) -> None:
     spec = select(render({"operator": operator}), "StatefulSet")["spec"]
     assert spec["updateStrategy"] == {"type": strategy}
     assert spec["podManagementPolicy"] == "Parallel"

@@ -92,7 +92,7 @@ def test_typo_is_an_error_that_names_its_place(path: str) -> None:
         ("operator.watchNamespaces", ["a,b"]),
         ("operator.resyncSeconds", 0),
         ("operator.logLevel", "trace"),
-        ("networkPolicy.from", "everybody"),
+        ("networkPolicy.from", "all"),
         ("monitoring.kind", "Probe"),
         ("monitoring.labels.release", 1),
     ],

@@ -123,7 +123,7 @@ def test_operator_in_charge_reaches_the_engines(operator: dict[str, Any], namesp
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
 
 
-def test_empty_lists_let_nobody_in() -> None:
+def test_empty_lists_allow_no_connection() -> None:
     values = {"operator": {"enabled": False}, "networkPolicy": {"from": [], "scrapers": []}}
     spec = select(render(values), "NetworkPolicy")["spec"]
     assert (spec["policyTypes"], spec["ingress"]) == (["Ingress"], [])
