@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -22,7 +21,7 @@ from kvreg_operator.clients.engine import (
     NoAddress,
     read_key,
 )
-from kvreg_operator.observe.containers import find_engine_url, has_started
+from kvreg_operator.observe.containers import Manifest, find_engine_url, has_started
 
 # More pods than a target has whose pods are worth replacing one by one.
 MAX_CONCURRENT_QUERIES = 16
@@ -31,8 +30,6 @@ TIMEOUT_S = 20.0
 RETRY_DELAY_S = 5.0
 
 _logger = logging.getLogger(__name__)
-
-Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ Owns how it is read from the Job and the termination message of its pod.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from pydantic import TypeAdapter, ValidationError
 
+from kvreg_operator.observe.containers import Manifest
 from kvreg_operator.plan.observation import Fit, FitJob
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
@@ -17,7 +17,7 @@ JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 _FIT = TypeAdapter(Fit)
 
 
-def parse_fit_job(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> FitJob:
+def parse_fit_job(job: Manifest, pods: Iterable[Manifest]) -> FitJob:
     """Return what a Job has answered, or how it failed. ``pods`` may hold pods of other Jobs."""
     name = job["metadata"]["name"]
     ends = [end for pod in pods if _is_of(pod, name) and (end := _end_of(pod)) is not None]
@@ -35,20 +35,20 @@ def parse_fit_job(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> 
     return FitJob(name, answer, failure)
 
 
-def _is_of(pod: Mapping[str, Any], job_name: str) -> bool:
+def _is_of(pod: Manifest, job_name: str) -> bool:
     labels: dict[str, str] = pod["metadata"].get("labels") or {}
     return labels.get(JOB_NAME_LABEL) == job_name
 
 
-def _end_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _end_of(pod: Manifest) -> Manifest | None:
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
-        end: Mapping[str, Any] | None = status.get("state", {}).get("terminated")
+        end: Manifest | None = status.get("state", {}).get("terminated")
         if end is not None:
             return end
     return None
 
 
-def _parse_answer(end: Mapping[str, Any]) -> Fit | None:
+def _parse_answer(end: Manifest) -> Fit | None:
     """Return the answer, whatever the exit status: a profile that does not fit ends with 1."""
     try:
         return _FIT.validate_json(end.get("message") or "")

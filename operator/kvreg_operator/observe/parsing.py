@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -28,6 +28,7 @@ from kvreg_operator.manifests.stateful_set import (
     VOLUME_NAME,
 )
 from kvreg_operator.observe.containers import (
+    Manifest,
     find_container,
     find_failure,
     find_init_failure,
@@ -47,8 +48,6 @@ from kvreg_operator.plan.observation import (
 REVISION_LABEL = "controller-revision-hash"
 _CURRENT_STATES: dict[Literal["keep", "drop"], CurrentState] = {"keep": "Keep", "drop": "Drop"}
 _COUNT = re.compile(r"\b\d+ ")
-
-Manifest = dict[str, Any]
 
 
 def build_observation(
