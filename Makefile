@@ -10,7 +10,7 @@ SYSTEM_PACKAGES := prometheus chromium
 # What a whole cluster needs beside them. Go, which builds its programs, is not in Debian 12.
 CLUSTER_PACKAGES := buildah conntrack containerd containernetworking-plugins debootstrap iproute2 iptables runc
 
-.PHONY: setup system-deps serve test lint demo bench soak reference-model dashboards clean \
+.PHONY: setup system-deps serve test test-fast lint demo bench soak reference-model dashboards clean \
 	images cluster-programs cluster test-cluster
 
 setup: $(STAMP)
@@ -37,8 +37,20 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# One worker for each core. With WORKERS=0 the tests run in one process, which a debugger needs.
+WORKERS ?= auto
+# The tests of a file share a worker, and so what the file sets up once.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+
+# Folders without servers, real models and system parts. What takes seconds in them is marked slow.
+FAST_TESTS := tests/contract tests/kernels tests/operator tests/property tests/unit
+
+# What to run before a commit. Paths in ARGS replace the folders.
+test-fast: lint
+	$(PYTEST) -m "not slow" $(if $(filter tests/%,$(ARGS)),,$(FAST_TESTS)) $(ARGS)
 
 # The two images, with buildah, podman or docker.
 IMAGE_BUILDER ?= $(firstword $(foreach tool,buildah podman docker,$(if $(shell command -v $(tool)),$(tool))))

@@ -144,6 +144,7 @@ def _without_numbers(text: str) -> list[str]:
     return [_NUMBER.sub("N", line) for line in text.splitlines()]
 
 
+@pytest.mark.slow(reason="starts a server and runs the examples of the document")
 @pytest.mark.parametrize("example", RUNNABLE, ids=str)
 def test_example_prints_the_documented_output(example_run: ExampleRun, example: Example) -> None:
     if example not in example_run.outputs:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 from dashboards.operator_metrics import OPERATOR_METRICS
 from tests.operator.cluster_objects import (
     POD_PATH,
@@ -25,6 +26,8 @@ from tests.operator.cluster_objects import (
     put_target,
 )
 from tests.operator.fake_api import FakeApi, Request, path_of
+
+pytestmark = pytest.mark.slow(reason="starts the operator as a process in each test")
 
 # The rights of the chart's Role. Discovery needs none.
 RIGHTS = {

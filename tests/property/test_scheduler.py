@@ -18,7 +18,11 @@ from scheduler_machine import (
 
 from kvreg_service.core.policies import POLICY_NAMES
 
+MANY_SEEDS = pytest.mark.slow(reason="runs 96 seeds, each about half a second; the first 8 stay")
+SEEDS = [*range(8), *(pytest.param(seed, marks=MANY_SEEDS) for seed in range(8, 96))]
 
+
+@pytest.mark.slow(reason="runs a state machine with thousands of steps")
 def test_short_traffic_gives_cold_outputs_and_the_longest_reuse():
     run_state_machine_as_test(
         SchedulerMachine,
@@ -26,7 +30,7 @@ def test_short_traffic_gives_cold_outputs_and_the_longest_reuse():
     )
 
 
-@pytest.mark.parametrize("seed", range(96))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_long_traffic_gives_cold_outputs_and_the_longest_reuse(seed):
     """Long traffic per profile; the state machine above has many profiles and short traffic."""
     rng = Random(seed)

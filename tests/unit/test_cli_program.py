@@ -11,6 +11,8 @@ import sys
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow(reason="starts the program as a process in each test")
+
 
 def kvreg(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(

@@ -23,8 +23,11 @@ from kvreg_operator.watch.lists import Lists
 
 TIMEOUT_S = 60.0
 
-# Kopf leaves a session open when one of its watches fails.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.slow(reason="waits for Kopf to end, which takes it up to five seconds"),
+    # Kopf leaves a session open when one of its watches fails.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
