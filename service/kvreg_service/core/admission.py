@@ -1,6 +1,6 @@
-"""Decides where a request runs and what happens to whom for it. Pure: nothing is changed here.
+"""Plans admissions: the lane of a request, what it reuses, and which sequence is displaced. Pure.
 
-The result is one immutable `AdmissionPlan`; `placement` only carries it out.
+The result is one immutable `AdmissionPlan`, which `placement` applies.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kvreg_service.core.sequence import Sequence
 
 
 class Fate(Enum):
-    """What becomes of the sequence at rest on the chosen lane."""
+    """What happens to the sequence at rest on the chosen lane."""
 
     DETACH = "detach"
-    """It goes to an empty entry, or to one that is emptied for it."""
+    """It moves to an empty entry, or to one that is evicted for it."""
     EXCHANGE = "exchange"
-    """It goes to the entry that the attached sequence leaves."""
+    """It moves to the entry that the attached sequence leaves."""
     DROP = "drop"
-    """It is the least valuable, or there is no place for it."""
+    """It is evicted: it is the least valuable, or no entry can hold it."""
 
 
 @dataclass(frozen=True)
 class Displacement:
-    """The fate of a displaced sequence; ``entry`` is its new place unless it is dropped."""
+    """The fate of a displaced sequence. ``entry`` is its new entry unless it is dropped."""
 
     fate: Fate
     entry: EntryId | None = None
@@ -40,33 +40,33 @@ class Displacement:
 
 @dataclass(frozen=True)
 class AdmissionPlan:
-    """Everything that admitting one request will do."""
+    """Everything that admitting one request changes."""
 
     request: Request
     lane: LaneId
     resume: Resume | None
     displacement: Displacement | None
     fork_to: EntryId | None
-    """Where a copy of the resumed sequence stays, so that its present position is not lost."""
+    """The entry that keeps a copy of the resumed sequence at its present position."""
     capture_at: int | None
     heads: tuple[Head, ...]
-    """The heads to keep as anchors on the way, if they are worth a place then."""
+    """The heads that prefill passes and that may become anchors."""
     diverged_at: int | None
     regret_tokens: int
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that need no computing."""
+        """Prompt tokens that are not computed."""
         return self.resume.position if self.resume else 0
 
     @property
     def reuse_path(self) -> ReusePath:
-        """The log name of where the computation starts."""
+        """Where the computation starts."""
         return self.resume.path if self.resume else ReusePath.FULL_RESET
 
     @property
     def attach(self) -> Attach:
-        """Where the reused state was brought from."""
+        """Where the reused state comes from."""
         if self.resume is None or self.resume.lane is not None:
             return Attach.NONE
         return Attach.REGISTRY if self.resume.entry is not None else Attach.ANCHOR
@@ -74,7 +74,7 @@ class AdmissionPlan:
 
 @dataclass(frozen=True)
 class AdmissionRules:
-    """The settings that admission obeys."""
+    """The settings of admission."""
 
     policy: EvictionPolicy
     exchange: bool = True
@@ -82,12 +82,12 @@ class AdmissionRules:
 
 
 REWORDED_TOKENS = 16
-"""How much of a branch a prompt repeats before it is that branch with another end. More than the
-opener of a message, which all branches share."""
+"""How many tokens beyond the fork a prompt shares with a branch if it is that branch with a changed
+end. More than the opener of a message, which all branches share."""
 
 
 class AdmissionPlanner:
-    """Plans one admission against the holdings of one moment."""
+    """Plans one admission from the holdings at one moment."""
 
     def __init__(self, holdings: Holdings, rules: AdmissionRules, now_s: float) -> None:
         self._lanes = holdings.lanes
@@ -134,7 +134,7 @@ class AdmissionPlanner:
         )
 
     def _loses_pin(self, plan: AdmissionPlan, resume: Resume) -> bool:
-        """Whether a request that only borrows would leave nothing of a pinned sequence."""
+        """Whether a request without retention would overwrite a pinned sequence without a copy."""
         origin = resume.sequence
         return (
             not plan.request.cache_policy.retain
@@ -145,7 +145,7 @@ class AdmissionPlanner:
         )
 
     def _heads(self, request: Request, position: int) -> tuple[Head, ...]:
-        """Return the heads that are computed on the way and not kept yet."""
+        """Return the heads that prefill passes and that are not kept yet."""
         retains = request.cache_policy.retain and self._rules.prefix_reuse
         if not retains or not self._anchors.num_places:
             return ()
@@ -156,7 +156,7 @@ class AdmissionPlanner:
             if self._anchors.find_head(request.prompt, head.num_tokens) is None
         )
 
-    # Which lane runs it, and who has to move.
+    # The lane, and the sequence that is displaced from it.
 
     def _choose_lane(
         self, idle: list[Lane], resume: Resume | None
@@ -187,14 +187,14 @@ class AdmissionPlanner:
         ]
         if displaced.tenant not in self._quotas:
             return self._replace(displaced, others, must_keep=is_pinned)
-        # Within its quota it has a right to an entry, whatever the others are worth.
+        # Within its quota a tenant is guaranteed an entry, whatever the values of the others.
         foreign = [one for one in others if one.tenant != displaced.tenant]
         return self._replace(displaced, foreign or others, must_keep=True)
 
     def _replace(
         self, displaced: Sequence, rivals: list[Sequence], *, must_keep: bool
     ) -> Displacement:
-        """Give the displaced sequence the entry of the least valuable rival, if it is worth it."""
+        """Evict the least valuable rival for the displaced sequence, if that one is worth more."""
         if not self._rules.policy.evicts_for_detach and not must_keep:
             return Displacement(Fate.DROP)
         victim = self._order.first(rivals, displaced.tenant)
@@ -205,7 +205,7 @@ class AdmissionPlanner:
         return Displacement(Fate.DROP)
 
     def _rivals(self, newcomer: Sequence, leaving: Resume | None) -> list[Sequence] | None:
-        """Return the only ones whose entry a newcomer may take; None when it may use any.
+        """Return the sequences whose entry the newcomer may take; None if it may take any.
 
         A tenant that has as many entries as its quota allows replaces one of its own.
         """
@@ -226,10 +226,10 @@ class AdmissionPlanner:
         displaced: Sequence,
         displacement: Displacement,
     ) -> Displacement:
-        """Leave a fork in its entry when a branch from it is sent again with another end.
+        """Leave a fork in its entry if the request repeats a branch of it with a changed end.
 
-        A prompt whose end changes each time it is sent would otherwise push out the only state that
-        serves it, by one dead branch after the other.
+        Otherwise a prompt whose end changes with every request evicts the only state that serves
+        it: each branch, which is not resumed again, would take the entry of the fork.
         """
         fork = resume.sequence
         if displacement.fate is not Fate.EXCHANGE or not self._rewords(request, displaced, fork):
@@ -240,7 +240,7 @@ class AdmissionPlanner:
         empty = self._registry.empty_entries()
         if empty and not has_quota:
             return Displacement(Fate.DETACH, empty[0])
-        # With a quota it can only take the place of one of its own tenant, so that none is added.
+        # With a quota it may only replace an entry of its own tenant, so that none is added.
         others = [
             one
             for _, one in self._registry
@@ -249,16 +249,16 @@ class AdmissionPlanner:
         return self._replace(displaced, others, must_keep=False)
 
     def _rewords(self, request: Request, branch: Sequence, fork: Sequence) -> bool:
-        """Whether the request says again, with another end, what ``branch`` went on from with.
+        """Whether the request repeats ``branch`` with a changed end.
 
-        Then nobody will come back to the branch. Two branches that only begin at the same place may
-        both go on. One that went on twice is the session, and the fork an old state of it.
+        Then the branch is not resumed again. Two branches that only start at the same fork may both
+        be resumed. A branch that was continued twice is the session, and its fork an old state.
         """
         if fork.superseded_by is None or branch.family != fork.family:
             return False
         if self._order.is_superseded(fork):
             return False
-        # All branches repeat the fork's answer, if in other tokens; it ends about at the frontier.
+        # All branches repeat the fork's answer, maybe in other tokens. It ends near the frontier.
         known = max(fork.frontier, request.prompt.common_prefix(fork.ledger))
         return request.prompt.common_prefix(branch.ledger) - known >= REWORDED_TOKENS
 
@@ -270,11 +270,11 @@ class AdmissionPlanner:
         displacement: Displacement | None,
         capture_at: int | None,
     ) -> EntryId | None:
-        """Return where to keep a copy of what the request is about to overwrite, if anywhere.
+        """Return the entry for a copy of the sequence that the request overwrites, or None.
 
-        A prompt that continues a sequence may be its next turn, or a side request that shares its
-        history. The copy survives either; it never costs an unrelated sequence its entry. A request
-        that is not to be retained only borrows, and the copy is what is left of it.
+        A prompt that continues a sequence is its next turn, or a side request that shares its
+        history. The copy serves both cases, and never evicts an unrelated sequence. If the request
+        is not retained, the copy is what remains of the sequence.
         """
         if resume is None or resume.anchor is not None:
             return None
@@ -315,7 +315,7 @@ class AdmissionPlanner:
         displaced: Sequence | None,
         displacement: Displacement | None,
     ) -> bool:
-        """Whether the tenant of ``origin`` may have no further entry once the plan is done."""
+        """Whether the tenant of ``origin`` is at its quota of entries after the plan."""
         quota = self._quotas.get(origin.tenant)
         if quota is None:
             return False

@@ -1,8 +1,8 @@
-"""Owns the A anchor places: checkpoints of heads that many conversations begin with.
+"""Owns the A anchor places: checkpoints of heads that many conversations share.
 
-An anchor is immutable. Whoever begins with its head gets a copy of its state and shares its pages,
-which nobody writes: an anchor ends at a page boundary. Who gets a place is decided here as well;
-what an anchor is worth, by the policies.
+An anchor is immutable. A conversation that begins with its head gets a copy of its state and shares
+its pages, which are never written, because an anchor ends at a page boundary. This module chooses
+the heads that get a place; their values come from the policies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvreg_service.core.request import Head
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.slots import SlotLayout
 
-# Sixteen bytes each; far more heads than any engine meets between two uses of one.
+# Sixteen bytes each. Far more heads than an engine sees between two uses of one.
 _MAX_SEEN = 4096
 
 
@@ -34,7 +34,7 @@ class Anchor:
 
     @property
     def is_proven(self) -> bool:
-        """Whether a second conversation began with it, or a client asked for it."""
+        """Whether a second conversation began with it, or a client marked it."""
         return self.is_marked or self.sequence.num_hits > 0
 
     def check_invariants(self) -> None:
@@ -43,17 +43,17 @@ class Anchor:
         end = sequence.checkpoint.position if sequence.checkpoint else None
         if sequence.has_current or end != len(sequence.ledger) or end % PAGE_TOKENS:
             raise InvariantBroken(
-                f"anchor {self.anchor_id} is no checkpoint at the end of its "
+                f"anchor {self.anchor_id} is not a checkpoint at the end of its "
                 f"{len(sequence.ledger)} tokens",
                 anchor=self.anchor_id,
             )
 
 
 class AnchorTable:
-    """A places, and which heads were seen before.
+    """The A places, and the heads seen so far.
 
-    The first conversation with a head leaves a *candidate*, so that the second one finds it.
-    Candidates compete for what proven anchors leave: one-off prompts cannot push those out.
+    The first conversation with a head leaves a *candidate*, which the second one can reuse.
+    Candidates compete for the places that proven anchors leave: one-off prompts cannot evict those.
     """
 
     def __init__(self, layout: SlotLayout) -> None:
@@ -99,7 +99,7 @@ class AnchorTable:
         self._places[anchor_id] = None
 
     def mark(self, ledger: TokenLedger, num_tokens: int) -> None:
-        """Note that a client asks for the anchor of this head, if there is one."""
+        """Record that a client marked this head, if it is an anchor."""
         anchor = self.find_head(ledger, num_tokens)
         if anchor is not None:
             self._places[anchor.anchor_id] = replace(anchor, is_marked=True)
@@ -112,7 +112,7 @@ class AnchorTable:
             self._times_seen.popitem(last=False)
 
     def times_seen(self, ledger: TokenLedger, num_tokens: int) -> int:
-        """Return how many conversations of the same tenant have begun with this head lately."""
+        """Return how many recent conversations of the same tenant began with this head."""
         return self._times_seen.get(ledger.digest_before(num_tokens), 0)
 
     def choose_place(
@@ -124,14 +124,14 @@ class AnchorTable:
         quota: Quota | None,
         reserved: Collection[Anchor] = (),
     ) -> AnchorId | None:
-        """Return the place for a head, empty or to be emptied, or None when it is worth none.
+        """Return the place for a head, empty or to be evicted; None if the head is worth none.
 
         Args:
             newcomer: the head as a sequence, used now.
-            is_wanted: a client marked it, or a second conversation shows it.
+            is_wanted: a client marked it, or a second conversation began with it.
             order: the order of all kept sequences.
             quota: that of the head's tenant, if it has one.
-            reserved: anchors that the step on its way captures; their places are empty and taken.
+            reserved: anchors that the running step captures; their places are empty, but taken.
         """
         own = [anchor for anchor in self if anchor.sequence.tenant == newcomer.tenant]
         num_own = len(own) + sum(one.sequence.tenant == newcomer.tenant for one in reserved)
@@ -141,7 +141,7 @@ class AnchorTable:
             for index, anchor in enumerate(self._places):
                 if anchor is None and index not in taken:
                     return AnchorId(index)
-        # Within its quota a tenant has a right to a place, whatever the others are worth.
+        # Within its quota a tenant is guaranteed a place, whatever the values of the others.
         is_guaranteed = quota is not None and not is_at_quota
         if is_guaranteed:
             rivals = [one for one in self if one.sequence.tenant != newcomer.tenant]
@@ -155,7 +155,7 @@ class AnchorTable:
 
 
 def aligned(heads: tuple[Head, ...], after: int, before: int) -> tuple[Head, ...]:
-    """Return the heads cut to whole pages that end behind ``after`` and ahead of ``before``."""
+    """Return the heads, cut to whole pages, that end between ``after`` and ``before``."""
     found: dict[int, bool] = {}
     for head in heads:
         num_tokens = head.num_tokens // PAGE_TOKENS * PAGE_TOKENS

@@ -1,8 +1,7 @@
 """Memory arithmetic: bytes of states, pages and weights, and what fits.
 
-One code for the engine that reserves at start, for `kvreg plan`, and for the question whether
-another profile would fit. All sizes are per card ("rank"); tensor parallelism divides heads and
-columns.
+The engine reserves memory by it at the start; `kvreg plan` and `POST /admin/fit` report it. All
+sizes are per card ("rank"); tensor parallelism divides heads and columns.
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ class ModelShape:
 
 
 def state_slot_bytes(shape: ModelShape, *, tp: int, conv_bytes: int) -> int:
-    """Return the bytes of one state slot: recurrent states in fp32, convolution columns beside.
+    """Return the bytes of one state slot: recurrent states in fp32 and convolution columns.
 
     Args:
         shape: the model.
         tp: cards that share it.
-        conv_bytes: bytes of one activation, in which convolution columns are kept.
+        conv_bytes: bytes of one element of the convolution columns.
     """
     recurrent = shape.num_value_heads // tp * shape.key_head_dim * shape.value_head_dim * 4
     conv = shape.conv_channels // tp * (shape.conv_kernel - 1) * conv_bytes
@@ -157,7 +156,7 @@ def weight_bytes(
 class MemoryDemand:
     """What one card must hold.
 
-    ``num_pages`` overrides how many pages there shall be; None means as many as fit.
+    ``num_pages`` sets the number of pages; None means as many as fit.
     """
 
     slot_bytes: int
@@ -170,13 +169,13 @@ class MemoryDemand:
 
     @property
     def fixed_bytes(self) -> int:
-        """What neither lanes nor entries nor the context change."""
+        """Bytes that depend on neither lanes nor entries nor the context."""
         return self.weight_bytes + self.workspace_bytes
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What one card will hold and what is left, which is negative when it does not fit."""
+    """What one card will hold, and what is left, which is negative if it does not fit."""
 
     demand: MemoryDemand
     available_bytes: int
@@ -186,14 +185,14 @@ class MemoryPlan:
 
     @property
     def required_bytes(self) -> int:
-        """The least that works: weights, workspace, states, and pages for one full context."""
+        """The minimum: weights, workspace, states, and pages for one full context."""
         demand = self.demand
         num_pages = max(demand.num_pages or 0, pages_for(demand.max_context_tokens))
         return demand.fixed_bytes + self.state_bytes + num_pages * demand.page_bytes
 
     @property
     def short_by_bytes(self) -> int:
-        """What is missing: of the memory, or of the pages that were asked for; 0 when it fits."""
+        """Missing bytes: of the memory, or of the configured pages; 0 if it fits."""
         missing_pages = max(0, pages_for(self.demand.max_context_tokens) - self.num_pages)
         return max(
             0,
@@ -203,7 +202,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the least that works is there."""
+        """Whether the minimum fits."""
         return self.short_by_bytes == 0
 
     def kept_tokens(self, lanes: int) -> int:
@@ -212,7 +211,7 @@ class MemoryPlan:
 
     @property
     def left_bytes(self) -> int:
-        """What neither weights nor states nor pages use."""
+        """Bytes that neither weights nor states nor pages use."""
         used = self.demand.fixed_bytes + self.state_bytes + self.kv_bytes
         return self.available_bytes - used
 
@@ -222,7 +221,7 @@ class MemoryPlan:
         return self.num_pages * PAGE_TOKENS
 
     def require_fit(self) -> None:
-        """Raise DoesNotFit, saying by how much, when the plan does not fit."""
+        """Raise DoesNotFit, with the missing bytes, if the plan does not fit."""
         if self.fits:
             return
         demand = self.demand
@@ -239,7 +238,7 @@ class MemoryPlan:
 
 
 def plan_memory(demand: MemoryDemand, available_bytes: int) -> MemoryPlan:
-    """Return how the available bytes are divided; pages get what is left after all else."""
+    """Divide the available bytes. Pages get what weights, workspace and states leave."""
     state_bytes = demand.num_slots * demand.slot_bytes
     rest = max(0, available_bytes - demand.fixed_bytes - state_bytes)
     fitting = rest // demand.page_bytes if demand.page_bytes else 0

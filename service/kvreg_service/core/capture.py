@@ -1,7 +1,7 @@
-"""Turns heads that are computed anyway into anchors: reserves a place, then keeps what lies there.
+"""Captures anchors from heads that prefill computes: reserves a place, then fills it.
 
-A step is planned before it is computed, so a place is reserved with the plan and filled with the
-result. Where a head is worth no place, or its step fails, nothing is kept.
+A step is planned before it runs, so a place is reserved with the plan and filled with the result.
+If a head is worth no place, or its step fails, nothing is kept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class AnchorCapture:
         self._holdings = holdings
 
     def reserve(self, run: Run, sequence: Sequence, end: int, now_s: float) -> Anchor | None:
-        """Return the anchor-to-be of the head that ends at ``end``, if one does and is worth it.
+        """Return the anchor to capture at ``end``, if a head ends there and is worth a place.
 
-        Effects: ``run.capturing`` is set to the result, and whoever had its place is given up.
+        Effects: sets ``run.capturing`` to the result, and evicts the anchor that had the place.
         """
         run.capturing = None
         head = run.head_at(end)
@@ -58,7 +58,7 @@ class AnchorCapture:
         return run.capturing
 
     def keep(self, run: Run, sequence: Sequence) -> None:
-        """Keep the anchor that the step on its way captured of ``sequence``, if it captured one."""
+        """Keep the anchor that the step captured of ``sequence``, if it captured one."""
         anchor, run.capturing = run.capturing, None
         if anchor is None:
             return

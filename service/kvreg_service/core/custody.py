@@ -1,7 +1,7 @@
-"""What people ask of kept sequences by their id: give up, pin, let go; and what tenants may keep.
+"""Changes of kept sequences by their id: drop, pin, unpin; and the quotas of tenants.
 
-Everything here may come between the plan of a step and its result. What is given up then is no
-longer kept; the step on its way still computes, and its result finds nobody to keep it for.
+All of them may come between the plan of a step and its result. What is dropped then is no longer
+kept; the running step still computes, and the part of its result that belongs to it is discarded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvreg_service.core.shares import Shares
 
 
 class Custody:
-    """Changes a `Holdings` on request. Returned events are its own, not those of a step.
+    """Changes a `Holdings` on request. Returned events are those of the change, not of a step.
 
-    With ``tenant`` only that tenant's sequences are there.
+    With ``tenant`` only that tenant's sequences are found.
     """
 
     def __init__(self, holdings: Holdings, shares: Shares) -> None:
@@ -30,7 +30,7 @@ class Custody:
         self._shares = shares
 
     def drop(self, sequence_id: SequenceId, tenant: str | None = None) -> list[Event]:
-        """Give up a kept sequence, wherever it rests.
+        """Evict a kept sequence from its lane, entry or anchor place.
 
         Raises:
             SessionNotFound: no such sequence is kept.
@@ -44,16 +44,16 @@ class Custody:
     def pin(
         self, sequence_id: SequenceId, ttl_s: float, now_s: float, tenant: str | None = None
     ) -> None:
-        """Keep a sequence for ``ttl_s`` seconds whatever else needs its place.
+        """Protect a sequence from eviction for ``ttl_s`` seconds.
 
         Raises:
             SessionNotFound, SessionBusy: as `drop`.
-            PinRefused: it would leave too little for others.
+            PinRefused: it would leave too few places or pages for other requests.
         """
         self._shares.pin(self._require_kept(sequence_id, tenant), now_s + ttl_s, now_s)
 
     def unpin(self, sequence_id: SequenceId, tenant: str | None = None) -> None:
-        """Let a sequence be given up again.
+        """Allow the eviction of a sequence again.
 
         Raises:
             SessionNotFound, SessionBusy: as `drop`.
@@ -64,7 +64,7 @@ class Custody:
         """Replace the quotas of all tenants.
 
         Raises:
-            ConfigurationError: together they are more than there is. Nothing changed then.
+            ConfigurationError: together they exceed the capacity. Nothing is changed then.
         """
         with self._own_events() as happened:
             self._shares.set_quotas(quotas, now_s)
@@ -83,7 +83,7 @@ class Custody:
 
     @contextmanager
     def _own_events(self) -> Iterator[list[Event]]:
-        """Set apart what happens inside; leave the pools consistent when something raises."""
+        """Collect the events of the block; leave the pools consistent if it raises."""
         happened: list[Event] = []
         num_events = len(self._holdings.events)
         try:

@@ -1,4 +1,4 @@
-"""The one tree of errors. Each carries a stable ``code`` and structured fields; no HTTP lives here.
+"""The tree of errors. Each class has a stable ``code``, each error structured fields.
 
 ``api/errors.py`` maps every class to a status and a body, and ``kvreg_operator`` classes the same
 codes as temporary or permanent.
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 class KvregError(Exception):
-    """Any failure that kvreg names. ``fields`` holds what a machine may want to read."""
+    """Base of all errors of kvreg. ``fields`` are the values that programs read."""
 
     code: ClassVar[str] = "kvreg_error"
 
@@ -61,19 +61,19 @@ class ContextTooLong(InvalidRequest):
 
 
 class Unauthorized(KvregError):
-    """No key, or one that no tenant has."""
+    """No API key, or an unknown one."""
 
     code = "invalid_api_key"
 
 
 class Forbidden(KvregError):
-    """The key is known, and its tenant may not do this."""
+    """The key is valid, but its tenant lacks the permission."""
 
     code = "permission_denied"
 
 
 class NotFound(KvregError):
-    """The named thing does not exist."""
+    """The named object does not exist."""
 
     code = "not_found"
 
@@ -91,7 +91,7 @@ class ModelNotFound(NotFound):
 
 
 class Conflict(KvregError):
-    """The request contradicts the present state."""
+    """The request conflicts with the current state."""
 
     code = "conflict"
 
@@ -103,13 +103,13 @@ class SessionBusy(Conflict):
 
 
 class PinRefused(Conflict):
-    """Pinning one more sequence would leave too little for everybody else."""
+    """One more pin would leave too few places or pages for other requests."""
 
     code = "pin_refused"
 
 
 class Overloaded(KvregError):
-    """The queue is full. Trying again after ``retry_after_s`` is sensible."""
+    """The queue is full. Clients may retry after ``retry_after_s``."""
 
     code = "server_overloaded"
 
@@ -119,7 +119,7 @@ class Overloaded(KvregError):
 
 
 class Unavailable(KvregError):
-    """The engine cannot serve now. Trying again after ``retry_after_s`` is sensible."""
+    """The engine cannot serve now. Clients may retry after ``retry_after_s``."""
 
     code = "unavailable"
 
@@ -135,7 +135,7 @@ class QueueTimeout(Unavailable):
 
 
 class Draining(Unavailable):
-    """The engine finishes what it runs and takes nothing new."""
+    """The engine finishes accepted requests and refuses new ones."""
 
     code = "draining"
 
@@ -153,10 +153,10 @@ class RequestFailed(KvregError):
 
 
 def wrap_failure(doing: str, error: Exception) -> KvregError:
-    """Return what one request fails with when ``doing`` something for it raised ``error``.
+    """Return the error of a request for which ``doing`` something raised ``error``.
 
-    Errors that kvreg names stay as they are. Of others the client gets a sentence, and the log,
-    through ``__cause__``, where they came from.
+    A `KvregError` is returned as it is. Any other becomes the cause of a `RequestFailed`: the
+    client gets one sentence, and the log the traceback.
     """
     if isinstance(error, KvregError):
         return error
@@ -188,7 +188,7 @@ class CheckpointError(ConfigurationError):
 
 
 class CurrentSlotDropped(KvregError):
-    """An entry's current slot was asked for although the profile drops it. A bug, never input."""
+    """The current slot of an entry was requested, but the profile drops it. Always a bug."""
 
     code = "current_slot_dropped"
 

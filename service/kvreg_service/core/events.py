@@ -1,4 +1,4 @@
-"""What happened, as values. The engine turns them into answers, log lines and metrics."""
+"""What a step changed, as values. The engine turns them into answers, log lines and metrics."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Attached(Event):
 
 @dataclass(frozen=True)
 class ReuseFailed(Event):
-    """Bringing a request onto its lane failed. It is queued again, to be computed from nothing."""
+    """Preparing the lane of a request failed. The request is queued again, without reuse."""
 
     request_id: RequestId
     error: KvregError
@@ -62,7 +62,7 @@ class ReuseFailed(Event):
 
 @dataclass(frozen=True)
 class Forked(Event):
-    """A copy of the reused sequence was kept before the request goes on from it."""
+    """A copy of the reused sequence was kept before the request continues it."""
 
     sequence_id: SequenceId
     origin_id: SequenceId
@@ -72,7 +72,7 @@ class Forked(Event):
 
 @dataclass(frozen=True)
 class Evicted(Event):
-    """A kept sequence was given up."""
+    """A kept sequence was evicted."""
 
     sequence_id: SequenceId
     entry: EntryId | None
@@ -106,14 +106,14 @@ class AnchorCaptured(Event):
 
 @dataclass(frozen=True)
 class PinEnded(Event):
-    """A pin would leave too little for others: its sequence has grown, or a quota was given."""
+    """A pin was removed because it left too little for others: its sequence grew, or a quota."""
 
     sequence_id: SequenceId
 
 
 @dataclass(frozen=True)
 class UpkeepFailed(Event):
-    """Something failed that no request is to blame for; a kept sequence may be lost with it."""
+    """Bookkeeping that belongs to no request failed; a kept sequence may be lost."""
 
     error: KvregError
 

@@ -1,7 +1,7 @@
-"""Which kept sequence goes first when room is needed, and which may not be taken at all.
+"""The order in which kept sequences are evicted, and which of them may not be evicted at all.
 
-Owns the order at one moment. A policy gives the values; forks, pins and quotas come on top of
-every policy alike.
+Owns the order at one moment. A policy gives the values; the rules for forks, pins and quotas are
+the same for every policy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvreg_service.core.quota import Quota
 from kvreg_service.core.sequence import Sequence
 
 FORK_WEIGHT = 0.25
-"""Part of its value at which a fork counts while nobody knows which branch will go on."""
+"""The weight of a fork's value while it is unknown which branch will be continued."""
 
 
 @dataclass(frozen=True, order=True)
@@ -33,7 +33,7 @@ class Rank:
 
 
 class EvictionOrder:
-    """The order among all sequences that are kept now."""
+    """The order of all sequences that are kept at one moment."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class EvictionOrder:
         quotas: Mapping[str, Quota],
         now_s: float,
     ) -> None:
-        """Look at the present.
+        """Rank the sequences.
 
         Args:
             kept: all sequences at rest.
-            running: all others. A fork is one only while the sequence that went on from it is
+            running: all others. A sequence counts as a fork only while the one that continued it is
                 among either of them.
             policy: gives the values.
-            quotas: the tenants whose share others do not take.
-            now_s: the present.
+            quotas: the tenants whose sequences other tenants do not evict.
+            now_s: the current time.
         """
         self._hits = {one.sequence_id: one.num_hits for one in (*kept, *running)}
         self._levels = policy.levels(kept)
@@ -60,11 +60,11 @@ class EvictionOrder:
         self._now_s = now_s
 
     def rank(self, sequence: Sequence) -> Rank:
-        """Return the sequence's place; the smallest rank goes first.
+        """Return the sequence's rank; the smallest is evicted first.
 
-        A fork whose branch went on once may be the session, and the branch a side request that
-        began with its history; it counts at `FORK_WEIGHT`. A branch that went on twice is the
-        session, and its fork is superseded.
+        A fork whose branch was continued once may be the session, and the branch a side request
+        that began with its history; its value is weighted by `FORK_WEIGHT`. A branch that was
+        continued twice is the session, and its fork is superseded.
         """
         level, value = self.worth(sequence)
         if sequence.superseded_by in self._hits:
@@ -73,28 +73,28 @@ class EvictionOrder:
         return Rank(is_pinned, is_needed, level, value, sequence.sequence_id)
 
     def worth(self, sequence: Sequence) -> tuple[int, float]:
-        """Return what the policy says: level and value."""
+        """Return the policy's level and value."""
         level = self._levels.get(sequence.sequence_id, 0)
         return level, self._policy.value(sequence, self._now_s)
 
     def is_superseded(self, sequence: Sequence) -> bool:
-        """Whether it is a fork whose branch has proved to be the session."""
+        """Whether it is a fork whose branch turned out to be the session."""
         branch = sequence.superseded_by
         return branch in self._hits and self._hits[branch] >= sequence.num_hits + 2
 
     def is_protected(self, sequence: Sequence) -> bool:
-        """Whether its pages are promised to stay, whoever else needs them."""
+        """Whether other tenants' requests may not take its pages."""
         if sequence.is_pinned(self._now_s):
             return True
         return sequence.tenant in self._quotas and not sequence.is_lent
 
     def may_take(self, sequence: Sequence, tenant: str) -> bool:
-        """Whether the sequence may be given up for something of ``tenant``."""
+        """Whether the sequence may be evicted for a request of ``tenant``."""
         if sequence.is_pinned(self._now_s):
             return False
         return sequence.tenant == tenant or not self.is_protected(sequence)
 
     def first(self, candidates: Iterable[Sequence], tenant: str) -> Sequence | None:
-        """Return who goes first for something of ``tenant``, or None when nobody may."""
+        """Return the sequence to evict first for ``tenant``; None if none may be evicted."""
         takeable = [one for one in candidates if self.may_take(one, tenant)]
         return min(takeable, key=self.rank, default=None)

@@ -1,7 +1,7 @@
-"""Who is where: lanes, entries, anchors and the pages of them all, and how a sequence leaves.
+"""All sequences and their places: lanes, entries, anchors and pages; and how a sequence leaves.
 
-Owns these together, so that pages and places change in one step or not at all. How a request comes
-onto a lane is `placement`'s business, and how much may be promised to whom that of `shares`.
+Owns these together, so that pages and places change together or not at all. `placement` puts
+requests on lanes; `shares` limits what may be promised.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kvreg_service.core.value import CostModel
 
 
 class Holdings:
-    """All sequences there are. Effects are immediate in the bookkeeping.
+    """All sequences. Effects are immediate in the bookkeeping.
 
-    ``events`` collects what happened until somebody takes it.
+    ``events`` collects events until the scheduler returns them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Holdings:
         self.cost = cost
         self._last_sequence_id = 0
 
-    # Looking.
+    # Queries.
 
     def running(self) -> list[Sequence]:
         """Return every sequence that a request runs on."""
@@ -56,11 +56,11 @@ class Holdings:
         return on_lanes + in_entries + [anchor.sequence for anchor in self.anchors]
 
     def sequences(self) -> list[Sequence]:
-        """Return every sequence there is, at rest or not."""
+        """Return every sequence, at rest or running."""
         return self.kept() + self.running()
 
     def order(self, now_s: float) -> EvictionOrder:
-        """Return in which order the kept sequences go now."""
+        """Return the eviction order at ``now_s``."""
         return EvictionOrder(self.kept(), self.running(), self.policy, self.quotas, now_s)
 
     def next_expiry_s(self) -> float | None:
@@ -73,7 +73,7 @@ class Holdings:
         return min(times, default=None)
 
     def take_sequence_id(self) -> SequenceId:
-        """Return an id that no sequence has had."""
+        """Return an id that no sequence has had yet."""
         self._last_sequence_id += 1
         return SequenceId(self._last_sequence_id)
 
@@ -82,10 +82,10 @@ class Holdings:
     def take_pages(self, sequence: Sequence, end: int, promised_pages: int, now_s: float) -> None:
         """Give a running sequence the pages for its first ``end`` tokens.
 
-        Takes from kept sequences, least valuable first, only what the free pages do not cover.
+        Evicts kept sequences, least valuable first, only for what the free pages do not cover.
 
         Raises:
-            OutOfPages: running sequences hold everything, which promises rule out.
+            OutOfPages: running sequences hold all pages, which promises rule out.
         """
         needed = pages_for(end) - len(sequence.pages)
         if needed <= 0:
@@ -101,9 +101,9 @@ class Holdings:
         )
 
     def evict_for_pages(self, tenant: str, now_s: float) -> bool:
-        """Give up the least valuable kept sequence that something of ``tenant`` may take.
+        """Evict the least valuable kept sequence that a request of ``tenant`` may take.
 
-        One that holds no page of its own would free nothing and stays while there are others.
+        One without pages of its own would free nothing, and stays while there are others.
 
         Returns:
             False when there is none.
@@ -117,7 +117,7 @@ class Holdings:
     def first_to_free(
         self, candidates: Collection[Sequence], tenant: str, order: EvictionOrder
     ) -> Sequence | None:
-        """Return who goes first so that pages become free, or None when nobody may."""
+        """Return the sequence to evict first to free pages; None if none may be evicted."""
         freeing = [one for one in candidates if self.pages.frees_any(one.pages)]
         return order.first(freeing, tenant) or order.first(candidates, tenant)
 
@@ -140,9 +140,9 @@ class Holdings:
             self.rewind_kept_pages(sequence, sequence.reusable_tokens)
 
     def rewind(self, lane: Lane, now_s: float) -> None:
-        """End a run and keep what its lane's checkpoint still holds; the current state is lost.
+        """End a run and go back to its checkpoint; the current state is lost.
 
-        Nothing is kept while a fork stands in for the borrowed sequence.
+        Nothing is kept while a fork of the reused sequence is kept in its place.
         """
         stand_in = lane.run.stand_in if lane.run else None
         if stand_in is not None and any(one.sequence_id == stand_in for one in self.kept()):
@@ -157,15 +157,15 @@ class Holdings:
         self.rest(lane, now_s)
 
     def rewind_kept_pages(self, sequence: Sequence, position: int) -> None:
-        """Give back the pages of a sequence at rest that lie wholly beyond ``position``."""
+        """Release the pages of a sequence at rest that lie wholly beyond ``position``."""
         count = pages_for(position)
         self.pages.release(sequence.pages[count:], is_kept=True)
         del sequence.pages[count:]
 
-    # Giving up.
+    # Eviction.
 
     def expire(self, now_s: float) -> None:
-        """End pins that are over, and give up every sequence at rest whose time to live is over.
+        """Remove pins that are over, and evict every sequence at rest whose time to live is over.
 
         A pin outlasts a time to live.
         """
@@ -177,7 +177,7 @@ class Holdings:
                 self.give_up(sequence, EvictionReason.EXPIRED)
 
     def give_up(self, sequence: Sequence, reason: EvictionReason) -> None:
-        """Forget a sequence at rest, wherever it is, and give back its pages."""
+        """Evict a sequence at rest from its lane, entry or anchor place."""
         anchor = self.anchors.find_by_sequence(sequence)
         if anchor is not None:
             self.remove_anchor(anchor, reason)
@@ -191,7 +191,7 @@ class Holdings:
                 self.give_up_lane(lane, reason)
 
     def give_up_lane(self, lane: Lane, reason: EvictionReason) -> None:
-        """End a run, if any, and forget the lane's sequence."""
+        """End the run of a lane, if any, and evict its sequence."""
         sequence = lane.require_sequence()
         event = self.evicted(sequence, reason, lane=lane.lane_id)
         if lane.run is not None:
@@ -201,7 +201,7 @@ class Holdings:
         self._empty_lane(lane)
 
     def evict(self, entry: EntryId, reason: EvictionReason) -> None:
-        """Empty an entry and give back its pages.
+        """Empty an entry and release its pages.
 
         Raises:
             NotFound: there is no such entry, or it is empty.
@@ -223,9 +223,9 @@ class Holdings:
         self.pages.release(anchor.sequence.pages, is_kept=True)
 
     def scrap(self, lane: Lane) -> None:
-        """Empty a lane on which something went wrong half-way. Its run and its sequence are lost.
+        """Empty a lane after a failure in the middle of a change. Its run and sequence are lost.
 
-        Effects: the pages are counted anew, so that what was done half is undone.
+        Effects: recounts all page references, which undoes an incomplete change.
         """
         sequence = lane.sequence
         lane.sequence = lane.run = None
@@ -234,7 +234,7 @@ class Holdings:
             self.events.append(self.evicted(sequence, EvictionReason.FAILED, lane=lane.lane_id))
 
     def recount(self) -> None:
-        """Set all references to pages anew, from the page tables of the sequences there are."""
+        """Recount all page references from the page tables of the sequences."""
         self.pages.recount([s.pages for s in self.running()], [s.pages for s in self.kept()])
 
     def evicted(
@@ -246,7 +246,7 @@ class Holdings:
         lane: LaneId | None = None,
         anchor: Anchor | None = None,
     ) -> Evicted:
-        """Build the event of a sequence that leaves the named place."""
+        """Build the event of a sequence that is evicted from the given place."""
         return Evicted(
             sequence_id=sequence.sequence_id,
             entry=entry,

@@ -1,4 +1,4 @@
-"""What must be equal before a kept sequence may serve a prompt, besides the tokens themselves."""
+"""What must match, besides the tokens, before a prompt may reuse a kept sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, fields
 
 DEFAULT_TENANT = "default"
-"""Whose everything is on a server without keys."""
+"""The tenant of all requests on a server without API keys."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who may share: one model epoch and one tenant. It seeds the digest chain of every ledger."""
+    """One model epoch and one tenant: the scope of reuse. Seeds the digest chain of each ledger."""
 
     epoch: bytes
     tenant: str

@@ -1,4 +1,4 @@
-"""Numbers that must not mix. At run time they are plain integers, and request ids plain text."""
+"""Ids of distinct types. At run time they are plain integers, and request ids are strings."""
 
 from typing import NewType
 

@@ -1,7 +1,7 @@
-"""Owns the queue and brings its requests onto lanes, at most one in a step.
+"""Owns the queue and admits its requests to lanes, at most one per step.
 
-Whatever raises while a request is planned or placed is that request's failure: it is queued again
-to be computed from nothing, and the second time it fails.
+An exception while a request is planned or placed concerns that request alone: it is queued again
+without reuse, and fails the second time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvreg_service.core.waiting import WaitingLine
 
 
 class Intake:
-    """First come, first served; a small request may pass one that cannot be placed yet."""
+    """First come, first served; a small request may pass one that does not fit yet."""
 
     def __init__(
         self, queue: WaitingLine, holdings: Holdings, shares: Shares, rules: AdmissionRules
@@ -32,16 +32,16 @@ class Intake:
         self._placement = Placement(holdings, shares)
 
     def admit_next(self, now_s: float) -> LanePreparation | None:
-        """Bring one request onto a lane, if one is waiting and can be placed.
+        """Admit one request to a lane, if one is waiting and fits.
 
         Returns:
-            The state moves that the runner must carry out first, or None when nobody came.
+            The state moves that the runner must execute first; None if no request was admitted.
         """
         try:
             request = self._choose(now_s)
-        except Exception as error:  # noqa: BLE001 - nobody is to blame; the next step tries again
+        except Exception as error:  # noqa: BLE001 - no request's failure; the next step retries
             self._holdings.events.append(
-                UpkeepFailed(wrap_failure("choosing who comes next", error))
+                UpkeepFailed(wrap_failure("choosing the next request", error))
             )
             return None
         if request is None:
@@ -49,15 +49,15 @@ class Intake:
         try:
             self._queue.remove(request)
             plan = AdmissionPlanner(self._holdings, self._rules, now_s).plan(request)
-            assert plan is not None, "a lane is idle, or nobody would have been chosen"
+            assert plan is not None, "a request is chosen only while a lane is idle"
             moves = self._placement.admit(plan, self._shares.pages_for_request(request), now_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
+        except Exception as error:  # noqa: BLE001 - it fails this request alone
             self._fail(request, error)
             return None
         return LanePreparation(request.request_id, tuple(moves))
 
     def retry_cold(self, request: Request, error: KvregError) -> None:
-        """Queue a request again without reuse, at the head; the second time it fails."""
+        """Queue a request again without reuse, at the head; fail it the second time."""
         if request.cache_policy.may_reuse:
             cold = replace(request.cache_policy, may_reuse=False)
             self._queue.put_back(replace(request, cache_policy=cold))
@@ -66,7 +66,7 @@ class Intake:
             self._holdings.events.append(Failed(request.request_id, error))
 
     def _choose(self, now_s: float) -> Request | None:
-        """Return who comes next: the head of the queue, or one that does not delay it."""
+        """Return the next request: the head of the queue, or one that does not delay it."""
         head = self._queue.head
         for request in self._queue:
             try:
@@ -77,7 +77,7 @@ class Intake:
                         return request
                 elif head is not None and self._shares.may_pass(request, head, now_s):
                     return request
-            except Exception as error:  # noqa: BLE001 - contained like a failed admission
+            except Exception as error:  # noqa: BLE001 - handled like a failed admission
                 self._fail(request, error)
                 return None
         return None

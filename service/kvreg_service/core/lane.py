@@ -19,17 +19,17 @@ class Run:
     capture_at: int | None
     promised_pages: int
     heads: tuple[Head, ...] = ()
-    """Heads on the way that may become anchors, cut to whole pages, the shortest first."""
+    """Heads that prefill passes and that may become anchors, in whole pages, shortest first."""
     num_output_tokens: int = 0
     touched_entries: tuple[EntryId, ...] = ()
-    """Entries whose states the preparation writes; they are lost with it when it fails."""
+    """Entries whose states the preparation writes; they are lost if it fails."""
     stand_in: SequenceId | None = None
-    """The fork that stays of a borrowed sequence. While it does, nothing of this run is kept."""
+    """The fork that is kept of the reused sequence. While it is, nothing of this run is kept."""
     capturing: Anchor | None = None
-    """The anchor that the step on its way captures."""
+    """The anchor that the running step captures."""
 
     def next_stop(self, frontier: int) -> int | None:
-        """Return the next position behind ``frontier`` at which a state is to be copied."""
+        """Return the next position after ``frontier`` at which the state is copied."""
         stops = [head.num_tokens for head in self.heads]
         if self.capture_at is not None:
             stops.append(self.capture_at)

@@ -1,4 +1,4 @@
-"""The token ledger: a sequence's tokens, with chained digests that tell prefixes apart fast."""
+"""The token ledger: a sequence's tokens, with chained digests to compare prefixes fast."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TokenLedger:
             self._extend_digests()
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget everything from position ``num_tokens`` on."""
+        """Remove all tokens from position ``num_tokens`` on."""
         del self.tokens[num_tokens:]
         del self._digests[num_tokens // PAGE_TOKENS :]
 
@@ -58,17 +58,17 @@ class TokenLedger:
         return self._digests[whole - 1] if whole else self._root
 
     def may_start_with(self, other: TokenLedger, num_tokens: int) -> bool:
-        """Return False when the first ``num_tokens`` tokens surely differ. Constant time."""
+        """Return False if the first ``num_tokens`` tokens certainly differ. Constant time."""
         return len(self) >= num_tokens and self.digest_before(num_tokens) == other.digest_before(
             num_tokens
         )
 
     def starts_with(self, other: TokenLedger, num_tokens: int) -> bool:
-        """Return whether the first ``num_tokens`` tokens and the identity are really equal."""
+        """Return whether the identity and the first ``num_tokens`` tokens are equal."""
         if self.identity != other.identity or not self.may_start_with(other, num_tokens):
             return False
         mine, others = memoryview(self.tokens), memoryview(other.tokens)
-        # Slices that stay in the processor's cache compare ten times as fast as whole copies.
+        # Slices that fit the CPU's cache compare ten times as fast as whole copies.
         for start in range(0, num_tokens, _COMPARE_TOKENS):
             end = min(start + _COMPARE_TOKENS, num_tokens)
             if bytes(mine[start:end]) != bytes(others[start:end]):
@@ -76,7 +76,7 @@ class TokenLedger:
         return True
 
     def agrees_up_to(self, other: TokenLedger, num_tokens: int) -> bool:
-        """Return whether the first ``num_tokens`` agree as far as digests tell. Constant time."""
+        """Return whether the first ``num_tokens`` tokens agree, by digests. Constant time."""
         if len(other) < num_tokens or not self.may_start_with(other, num_tokens):
             return False
         tail = slice(num_tokens // PAGE_TOKENS * PAGE_TOKENS, num_tokens)
@@ -87,7 +87,7 @@ class TokenLedger:
         if self.identity != other.identity:
             return 0
         mine, others = self._digests, other._digests
-        # Chained digests agree up to some page and nowhere behind it.
+        # Chained digests agree up to some page and at no later one.
         num_equal = bisect_left(
             range(min(len(mine), len(others))), True, key=lambda page: mine[page] != others[page]
         )

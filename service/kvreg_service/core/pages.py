@@ -1,10 +1,10 @@
-"""Owns every KV page: who is free, who is referenced, and by how many.
+"""Owns the KV pages: which are free, and how many sequences reference the others.
 
-A page is referenced by *running* sequences (on a busy lane) and by *kept* ones (on an idle lane or
-in an entry). Sharing arises from a fork only, and a shared page is never written: the fork is given
-copies of the pages that the writer is about to overwrite (`fork`), and whoever goes on later from a
-position inside a page that is still shared gets a page of its own (`unshare`). Which bytes a page
-holds is the runner's business.
+A page is referenced by *running* sequences (on a busy lane) and by *kept* ones (on an idle lane, in
+an entry, as an anchor). Forks and anchors share pages, and a shared page is never written: a fork
+gets copies of the pages that the writer is about to overwrite (`fork`), and a sequence that
+continues inside of a shared page gets a page of its own (`unshare`). The bytes of a page belong to
+the runner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PageState(Enum):
     SEALED = "sealed"
     """Full and referenced by a running sequence; it may be shared."""
     CACHED = "cached"
-    """Referenced by kept sequences only: still hittable, and takeable under pressure."""
+    """Referenced by kept sequences only: reusable, and evictable under pressure."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class PageCopy:
 class PagePool:
     """``num_pages`` pages and their reference counts.
 
-    Pages are handed out in ascending runs wherever possible, because a sequence on consecutive
-    pages is read without gathering.
+    Pages are allocated in ascending runs where possible, because a sequence on consecutive pages is
+    read without gathering.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -55,7 +55,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody references."""
+        """Pages without a reference."""
         return self._num_free
 
     def state(self, page: PageId) -> PageState:
@@ -132,7 +132,7 @@ class PagePool:
             self._running_refs[page] += 1
 
     def release(self, pages: Iterable[PageId], *, is_kept: bool) -> int:
-        """Give back one reference of each page; return how many became free."""
+        """Release one reference of each page; return how many became free."""
         refs = self._kept_refs if is_kept else self._running_refs
         freed = 0
         for page in pages:
@@ -145,20 +145,20 @@ class PagePool:
         return freed
 
     def share(self, pages: Sequence[PageId], *, is_kept: bool) -> None:
-        """Add one reference to each page, for somebody who reads it only."""
+        """Add one reference to each page, for a sequence that only reads it."""
         refs = self._kept_refs if is_kept else self._running_refs
         for page in pages:
             refs[page] += 1
 
     def frees_any(self, pages: Sequence[PageId]) -> bool:
-        """Return whether giving back one reference of each page would free one."""
-        # What a sequence shares is its beginning.
+        """Return whether releasing one reference of each page would free one."""
+        # A sequence shares its first pages.
         return any(self.references(page) == 1 for page in reversed(pages))
 
     def fork(
         self, table: Sequence[PageId], writable_from: int
     ) -> tuple[list[PageId], list[PageCopy]]:
-        """Give a kept copy of a page table beside a sequence that goes on writing.
+        """Build a kept copy of the page table of a sequence that goes on writing.
 
         Pages before index ``writable_from`` are shared. The later ones, which the writer may
         overwrite, are copied; the writer keeps the originals, so its run stays consecutive.
@@ -200,7 +200,7 @@ class PagePool:
         running_tables: Iterable[Sequence[PageId]],
         kept_tables: Iterable[Sequence[PageId]],
     ) -> None:
-        """Set every reference anew from the page tables of all sequences there are."""
+        """Recount every reference from the page tables of all sequences."""
         self._running_refs = self._references_in(running_tables)
         self._kept_refs = self._references_in(kept_tables)
         for page in range(self.num_pages):

@@ -1,6 +1,6 @@
-"""Carries out admission plans: the only place where a kept sequence comes onto a lane.
+"""Applies admission plans: the only code that moves a kept sequence to a lane.
 
-It decides nothing. Where everybody is, and how they leave, is in `holdings`.
+It decides nothing. The places of sequences, and how they are evicted, are in `holdings`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvreg_service.core.step import SlotCopy, StateMove
 
 
 class _Place(TypedDict, total=False):
-    """Where a kept sequence is: one of the three."""
+    """The place of a kept sequence: one of the three."""
 
     lane: LaneId
     entry: EntryId
@@ -30,10 +30,10 @@ class _Place(TypedDict, total=False):
 
 
 class Placement:
-    """Brings requests onto lanes.
+    """Puts requests on lanes.
 
-    Effects are immediate in the bookkeeping; the returned moves make the device agree, and must be
-    carried out before anything else is computed.
+    Effects are immediate in the bookkeeping. The returned moves do the same on the device, and must
+    be executed before anything else is computed.
     """
 
     def __init__(self, holdings: Holdings, shares: Shares) -> None:
@@ -45,8 +45,8 @@ class Placement:
     def admit(self, plan: AdmissionPlan, promised_pages: int, now_s: float) -> list[StateMove]:
         """Put the plan's request on its lane and return the state moves, in order.
 
-        Effects: when anything raises, the pools are consistent and the sequences that the plan
-        names are gone, because nobody will carry out the moves that they rely on.
+        Effects: if it raises, the pools are consistent, and the sequences that the plan names are
+        lost, because the moves that they depend on are not executed.
         """
         before, num_events = self._kept_places(), len(self._holdings.events)
         try:
@@ -82,7 +82,7 @@ class Placement:
                 fork.last_used_s = now_s
                 fork.pinned_until_s, sequence.pinned_until_s = sequence.pinned_until_s, None
             if self._registry.find(plan.fork_to) is None:
-                # The attached sequence has left its states behind: they are the fork's now.
+                # The attached sequence left its states in the entry: they belong to the fork now.
                 self._registry.fork(fork, plan.fork_to, from_lane=None, from_entry=plan.fork_to)
         sequence.ledger = plan.request.prompt.copy(plan.request.prompt_tokens)
         sequence.frontier = plan.cached_tokens
@@ -145,7 +145,7 @@ class Placement:
             cached_tokens=plan.cached_tokens,
             reuse_path=plan.reuse_path,
             attach=plan.attach,
-            # The caller's clock was read before the request came, if it came just now.
+            # The clock was read before the request arrived, if it arrived a moment ago.
             queue_s=max(0.0, now_s - plan.request.arrival_s),
             gap_s=gap_s,
             diverged_at=plan.diverged_at,
@@ -206,7 +206,7 @@ class Placement:
         lane: Lane,
         displacement: Displacement | None,
     ) -> list[StateMove]:
-        """Make room on the lane and bring the resumed state to it."""
+        """Free the lane and move the resumed state to it."""
         moves: list[StateMove] = []
         displaced = lane.sequence
         if displacement is not None and displaced is not None:
@@ -251,7 +251,7 @@ class Placement:
         lane.sequence = None
 
     def _wake(self, sequence: Sequence, position: int) -> None:
-        """Turn a sequence at rest into a running one that goes on from ``position``."""
+        """Turn a sequence at rest into a running one that continues at ``position``."""
         self._holdings.rewind_kept_pages(sequence, position)
         self._pages.resume(sequence.pages)
         sequence.num_hits += 1
@@ -260,7 +260,7 @@ class Placement:
         sequence.forget_anchor_beyond(position)
 
     def _begin_at_anchor(self, resume: Resume, request: Request, now_s: float) -> Sequence:
-        """Begin a conversation with the pages of an anchor, which stays as it is."""
+        """Start a sequence with the pages of an anchor, which is not changed."""
         sequence = self._new_sequence(request, now_s)
         self._pages.share(resume.sequence.pages, is_kept=False)
         sequence.pages = list(resume.sequence.pages)
@@ -273,8 +273,8 @@ class Placement:
     def _own_tail_page(self, sequence: Sequence, now_s: float) -> list[StateMove]:
         """Make the page that a resumed sequence writes next writable, by a copy if it is shared.
 
-        An older fork of the sequence may lie further on in that page, or an anchor, or the sequence
-        may be such a fork itself.
+        An older fork of the sequence, or an anchor, may hold later tokens of that page; or the
+        sequence is such a fork itself.
         """
         if sequence.frontier % PAGE_TOKENS == 0:
             return []

@@ -1,7 +1,7 @@
-"""The eviction policies: what keeping a sequence is worth, by several opinions.
+"""The eviction policies: what keeping a sequence is worth.
 
-Each gives a value of at least 0 to one sequence, and may sort sequences into levels that count
-before any value. Who may be given up at all, and for whom, is decided by `eviction`.
+Each gives a sequence a value of at least 0, and may sort sequences into levels that come before any
+value. `eviction` decides which sequences may be evicted at all, and for which tenant.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ Levels = Mapping[SequenceId, int]
 
 
 class EvictionPolicy(Protocol):
-    """Orders kept sequences. Pure: the same arguments give the same answer."""
+    """Orders kept sequences. Pure: the same arguments give the same result."""
 
     @property
     def name(self) -> str:
-        """The name under which settings choose it."""
+        """Its name in the settings."""
         ...
 
     @property
     def evicts_for_detach(self) -> bool:
-        """Whether an entry may be emptied to make room for a displaced sequence."""
+        """Whether an entry may be evicted to make room for a displaced sequence."""
         ...
 
     def value(self, sequence: Sequence, now_s: float) -> float:
-        """Return what keeping the sequence is worth, at least 0. The lowest value goes first."""
+        """Return the value of keeping the sequence, at least 0. The lowest is evicted first."""
         ...
 
     def levels(self, kept: Collection[Sequence]) -> Levels:
-        """Return the levels of these sequences; one that is not named has level 0.
+        """Return the levels of these sequences; a missing one has level 0.
 
-        All of a lower level go before any of a higher one, whatever their values.
+        All of a lower level are evicted before any of a higher one, whatever their values.
         """
         ...
 
@@ -52,14 +52,14 @@ class _WithoutLevels:
 
 @dataclass(frozen=True)
 class CostPolicy(_WithoutLevels):
-    """Seconds of prefill saved, times how likely a return is, per byte held.
+    """Seconds of prefill saved, times the likelihood of a resume, per byte held.
 
-    The likelihood falls as one over the time at rest once that is longer than ``rest_scale_s``:
-    shorter rests hardly count, so that a handful of side requests does not push out the session
-    between whose turns they come, and of longer ones the *ratio* counts, whether users take seconds
-    or minutes to answer. Former returns raise it by less than half: a session that came back often
-    must not keep out one that begins now. ADR 0006 has the comparison. What an anchor keeps as well
-    counts for neither seconds nor bytes.
+    The likelihood falls as one over the time at rest once that exceeds ``rest_scale_s``. Shorter
+    rests hardly matter, so a few side requests do not evict the session between whose turns they
+    run; of longer rests the *ratio* matters, whether users take seconds or minutes to answer.
+    Former hits raise the likelihood by less than half, so that a session with many hits does not
+    keep out a new one. ADR 0006 has the comparison. Tokens that an anchor keeps as well count for
+    neither seconds nor bytes.
     """
 
     cost: CostModel
@@ -77,7 +77,7 @@ class CostPolicy(_WithoutLevels):
 
 @dataclass(frozen=True)
 class LRUPolicy(_WithoutLevels):
-    """The least recently used goes first. One long prompt that nobody repeats pollutes it."""
+    """The least recently used is evicted first. A long prompt that never returns pollutes it."""
 
     name: str = "lru"
     evicts_for_detach: bool = True
@@ -89,10 +89,10 @@ class LRUPolicy(_WithoutLevels):
 
 @dataclass(frozen=True)
 class LFUPolicy(_WithoutLevels):
-    """The least often resumed goes first; what somebody was resumed for ages with its rest.
+    """The least frequently resumed is evicted first; the count ages with the time at rest.
 
-    Without ageing a conversation that was long and is over would stay for ever. Its count halves
-    with every ``half_life_s`` at rest: two returns twenty seconds ago count as one now.
+    Without ageing, a long conversation that is over would never be evicted. The count halves with
+    every ``half_life_s`` at rest: two hits twenty seconds ago count as one now.
     """
 
     half_life_s: float = 20.0
@@ -108,7 +108,7 @@ class LFUPolicy(_WithoutLevels):
 
 @dataclass(frozen=True)
 class FIFOPolicy(_WithoutLevels):
-    """The oldest goes first, however recently it was used."""
+    """The oldest is evicted first, however recently it was used."""
 
     name: str = "fifo"
     evicts_for_detach: bool = True
@@ -120,11 +120,11 @@ class FIFOPolicy(_WithoutLevels):
 
 @dataclass(frozen=True)
 class SLRUPolicy:
-    """Segmented LRU: what was resumed at least once is protected from what was not.
+    """Segmented LRU: sequences that were resumed at least once are protected from the others.
 
-    At most ``protected_share`` of the kept sequences but one are protected, the most recently used
-    ones, so that there is always room for a newcomer to prove itself. Within a segment the least
-    recently used goes first.
+    At most ``protected_share`` of all kept sequences but one are protected, the most recently used
+    ones, so that a new sequence always has room. Within a segment the least recently used is
+    evicted first.
 
     Source: Karedla, Love and Wherry, "Caching strategies to improve disk system performance",
     IEEE Computer 27(3), 1994.
@@ -149,7 +149,7 @@ class SLRUPolicy:
 
 @dataclass(frozen=True)
 class PriorityPolicy:
-    """What the client gave a lower ``priority`` goes first; among equals, by cost."""
+    """The lowest ``priority`` is evicted first; among equals, the order is that of `CostPolicy`."""
 
     cost: CostModel
     name: str = "priority"
@@ -166,9 +166,9 @@ class PriorityPolicy:
 
 @dataclass(frozen=True)
 class NonePolicy(_WithoutLevels):
-    """A displaced sequence is kept only in an empty entry, and nothing is evicted to make room.
+    """A displaced sequence is kept only in an empty entry; no entry is evicted for it.
 
-    Page pressure still takes from kept sequences, the longest unused first.
+    Page pressure still evicts kept sequences, the least recently used first.
     """
 
     name: str = "none"

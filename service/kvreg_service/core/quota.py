@@ -1,4 +1,4 @@
-"""What a tenant may keep, and what nobody else may take from it."""
+"""What a tenant may keep, and what other tenants may not evict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvreg_service.core.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Quota:
-    """The share of one tenant: at most this much is kept for it, and others never take of it.
+    """The share of one tenant: at most this much is kept for it, and others never evict it.
 
     Raises:
         ConfigurationError: a number is below zero.

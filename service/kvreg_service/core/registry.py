@@ -1,7 +1,7 @@
 """Owns the R entries: which kept sequence is in which, and how states move in and out.
 
-Detach, attach and exchange move a sequence as a whole. Its state slots are copied, its pages only
-change owner. Who is moved where is decided by `admission`; who is worth keeping by `value`.
+Detach, attach and exchange move a whole sequence: its state slots are copied, its pages only change
+owner. `admission` decides the moves.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove
 
 
 class Registry:
-    """R places for sequences at rest.
+    """The R entries, for sequences at rest.
 
-    Every method that moves a sequence returns the state moves that the runner must carry out, in
+    Every method that moves a sequence returns the state moves that the runner must execute, in
     order. In drop mode a sequence loses its current state when it enters.
     """
 
@@ -89,8 +89,8 @@ class Registry:
         """Bring the entry's sequence to a free ``lane`` and empty the entry.
 
         Args:
-            entry: where it is.
-            lane: where it goes; whatever state is there is overwritten.
+            entry: its present place.
+            lane: its new lane; the state there is overwritten.
             at_checkpoint: resume at the checkpoint rather than at the frontier.
         """
         sequence = self.get(entry)
@@ -109,7 +109,7 @@ class Registry:
     def exchange(
         self, entry: EntryId, lane: LaneId, displaced: Sequence, *, at_checkpoint: bool
     ) -> list[StateMove]:
-        """Attach the entry's sequence and detach the lane's into the same entry, at once."""
+        """Attach the entry's sequence and detach the lane's into the same entry, in one move."""
         attached = self.get(entry)
         layout = self.layout
         moves: list[StateMove] = []
@@ -145,7 +145,7 @@ class Registry:
     ) -> list[StateMove]:
         """Keep ``copy``, a sequence equal to the one at the given place, in the empty ``entry``.
 
-        With ``from_entry`` equal to ``entry`` the states are there already.
+        With ``from_entry`` equal to ``entry`` the states are already there.
         """
         moves: list[StateMove] = []
         if from_entry is not None and from_entry != entry:
@@ -170,7 +170,7 @@ class Registry:
         return moves
 
     def remove(self, entry: EntryId) -> Sequence:
-        """Empty an entry and return what was in it."""
+        """Empty an entry and return its sequence."""
         sequence = self.get(entry)
         self._entries[entry] = None
         return sequence

@@ -28,9 +28,9 @@ class CachePolicy:
 
 @dataclass(frozen=True)
 class Head:
-    """The first ``num_tokens`` tokens of a prompt, which other conversations may begin with too.
+    """The first ``num_tokens`` tokens of a prompt, which other conversations may share.
 
-    ``is_marked`` says that the client asked for it to be kept.
+    ``is_marked`` says that the client marked the end of it.
     """
 
     num_tokens: int
@@ -41,8 +41,8 @@ class Head:
 class Request:
     """Immutable from arrival to its terminal event.
 
-    ``boundary`` is the token position whose state is worth keeping as the checkpoint, or None.
-    ``heads`` are worth an anchor, the shortest first.
+    ``boundary`` is the token position at which the checkpoint is captured, or None. ``heads`` may
+    become anchors, the shortest first.
     """
 
     request_id: RequestId
@@ -63,7 +63,7 @@ class Request:
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """The tenant of the request."""
         return self.prompt.identity.tenant
 
 

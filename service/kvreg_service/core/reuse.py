@@ -1,4 +1,4 @@
-"""Which kept sequence a prompt continues, and from where. Pure: nothing is changed here."""
+"""Finds the kept sequence that a prompt continues, and the position. Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Resume:
 
 
 class ReuseFinder:
-    """Looks for reuse among the holdings of one moment."""
+    """Matches prompts against the holdings at one moment."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
 
     def find(self, request: Request) -> Resume | None:
-        """Return the longest reuse; ties go to append, then lane, entry, anchor, then last used."""
+        """Return the longest reuse; ties go to append, lane, entry, anchor, then last used."""
         candidates = sorted(
             self._candidates(request),
             key=lambda c: (
@@ -64,14 +64,14 @@ class ReuseFinder:
             if sequence.checkpoint:
                 positions.append((sequence.checkpoint.position, _restore_path(sequence)))
             for position, path in positions:
-                # One token must be left to compute, or there are no logits to choose from.
+                # One token must be left to compute, or there are no logits to sample from.
                 if 0 < position < request.prompt_tokens and request.prompt.may_start_with(
                     sequence.ledger, position
                 ):
                     yield replace(place, position=position, path=path)
 
     def _places(self) -> Iterator[Resume]:
-        """Yield every kept sequence and where it is; positions and paths are not filled in."""
+        """Yield every kept sequence and its place; positions and paths are not filled in."""
         for lane in self._holdings.lanes:
             if lane.kept is not None:
                 yield Resume(lane.kept, 0, ReusePath.FULL_RESET, lane=lane.lane_id)
@@ -81,7 +81,7 @@ class ReuseFinder:
             yield Resume(anchor.sequence, 0, ReusePath.FULL_RESET, anchor=anchor.anchor_id)
 
     def diverged_at(self, request: Request) -> int | None:
-        """Return the longest prefix that anything kept for the same tenant shares with a prompt.
+        """Return the longest prefix that any kept sequence of the same tenant shares with a prompt.
 
         None when nothing is kept for it.
         """

@@ -1,6 +1,6 @@
-"""How one request wants its tokens chosen, and what it wants to know of the choice.
+"""The sampling parameters of a request, and the log probabilities that it gets back.
 
-The core carries both; ``model.sampling`` reads the one and makes the other.
+The core only passes both on; ``model.sampling`` reads the one and makes the other.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Validated at the API; here every value is in range. The default is greedy.
+    """Every value is in range: the API has validated it. The default is greedy.
 
-    ``num_logprobs`` is how many likely tokens are reported beside each chosen one; None reports
-    nothing at all, which costs nothing.
+    ``num_logprobs`` is the number of most likely tokens reported with each sampled one; None
+    reports nothing, at no cost.
     """
 
     temperature: float = 0.0
@@ -36,7 +36,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities, natural, of one chosen token and of the most likely ones in order."""
+    """Natural log probabilities of one sampled token and of the most likely ones, in order."""
 
     token_id: int
     logprob: float

@@ -1,8 +1,8 @@
 """The state machine of the engine: two verbs, `schedule` and `commit`.
 
 Owns the queue and, through `Holdings`, lanes, entries, anchors and pages. It holds no tensors,
-reads no clock and never blocks: `schedule` says what the next step computes, `commit` takes in what
-came of it.
+reads no clock and never blocks: `schedule` returns the plan of the next step, `commit` applies its
+result.
 """
 
 from __future__ import annotations
@@ -102,16 +102,16 @@ class Scheduler:
         return len(self._queue) > 0 or self.num_running > 0
 
     def next_expiry_s(self) -> float | None:
-        """Return when something at rest has to be given up, if anything has."""
+        """Return when the next sequence at rest expires, if any does."""
         return self.holdings.next_expiry_s()
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue, its answer clamped to the context limit.
 
         Raises:
-            InvalidRequest: an empty prompt, or fewer than one token asked for.
+            InvalidRequest: the prompt is empty, or ``max_tokens`` is less than 1.
             ContextTooLong: no room for one answer token within the context limit.
-            Overloaded: the queue is full, beyond those that idle lanes will take at once.
+            Overloaded: the queue is full, not counting the requests that idle lanes take at once.
         """
         if request.prompt_tokens == 0:
             raise InvalidRequest("the prompt is empty", param="messages")
@@ -130,9 +130,10 @@ class Scheduler:
         self._queue.require_room(self.limits.layout.lanes - self.num_running)
 
     def cancel(self, request_id: RequestId, now_s: float) -> list[Event]:
-        """End a request wherever it is; what it computed so far is kept if it may be.
+        """Cancel a queued or running request; what it computed is kept if its policy allows.
 
-        Not between `schedule` and `commit`: the runner would carry the state beyond what is kept.
+        Never between `schedule` and `commit`: the runner would advance the state beyond what is
+        kept.
 
         Returns:
             The events of it; empty when the request is unknown or has already ended.
@@ -147,21 +148,21 @@ class Scheduler:
             if request is not None:
                 self._queue.remove(request)
                 self.holdings.events.append(Cancelled(request_id, 0))
-        except Exception as error:  # noqa: BLE001 - it runs for nobody, and ends by itself
+        except Exception as error:  # noqa: BLE001 - the request ends by itself
             self.holdings.events.append(UpkeepFailed(wrap_failure("cancelling", error)))
         return self._take_events()
 
     def schedule(self, now_s: float) -> StepPlan:
-        """Return what to carry out next; an empty plan when there is nothing to do.
+        """Return the plan of the next step; an empty one if there is nothing to do.
 
-        Effects: the bookkeeping already stands where the plan leads. `commit` must follow.
+        Effects: the bookkeeping is already as it will be after the plan. `commit` must follow.
         """
         self._expire(now_s)
         preparation = self._intake.admit_next(now_s)
         return StepPlan(preparation, tuple(self._select_work(now_s)))
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
-        """Take in the result of a plan and return everything that happened since the last call."""
+        """Apply the result of a plan and return all events since the last call."""
         preparation = plan.preparation
         if preparation and preparation.request_id in result.failed and not result.is_prepared:
             self._fail_preparation(preparation, result)
@@ -176,8 +177,8 @@ class Scheduler:
                     self._fail_work(lane, work, result.failed[work.request_id], now_s)
                 else:
                     self._advance(lane, run, lane.sequence, work, result, now_s)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's failure
-                failed = Failed(work.request_id, wrap_failure("taking in a step", error))
+            except Exception as error:  # noqa: BLE001 - it fails this request alone
+                failed = Failed(work.request_id, wrap_failure("committing a step", error))
                 self._end_broken(lane, run, failed)
         return self._take_events()
 
@@ -186,16 +187,16 @@ class Scheduler:
         self.holdings.check_invariants()
         self._shares.check_invariants(now_s)
 
-    # One step's work.
+    # The plan of a step.
 
     def _expire(self, now_s: float) -> None:
         try:
             self.holdings.expire(now_s)
             for late, error in self._queue.expire(now_s):
                 self.holdings.events.append(Failed(late.request_id, error))
-        except Exception as error:  # noqa: BLE001 - no request is to blame; the next step tries again
+        except Exception as error:  # noqa: BLE001 - no request's failure; the next step retries
             self.holdings.recount()
-            self.holdings.events.append(UpkeepFailed(wrap_failure("giving up what is over", error)))
+            self.holdings.events.append(UpkeepFailed(wrap_failure("expiring sequences", error)))
 
     def _select_work(self, now_s: float) -> list[Work]:
         """Decode every running answer, and prefill at most one chunk, oldest request first."""
@@ -204,7 +205,7 @@ class Scheduler:
         for lane, run, sequence in self._running():
             try:
                 one = self._next_work(lane, run, sequence, budget, now_s)
-            except Exception as error:  # noqa: BLE001 - contained like a failed admission
+            except Exception as error:  # noqa: BLE001 - it fails this request alone
                 self.holdings.recount()
                 failed = Failed(run.request.request_id, wrap_failure("planning a step", error))
                 self._end(lane, run, failed, now_s)
@@ -218,7 +219,7 @@ class Scheduler:
     def _next_work(
         self, lane: Lane, run: Run, sequence: Sequence, budget: int, now_s: float
     ) -> Work | None:
-        """Return what a run computes in this step, its pages taken; None when it has to wait."""
+        """Return the work of a run in this step, its pages allocated; None if it has to wait."""
         count = len(sequence.ledger) - sequence.frontier
         if run.num_output_tokens == 0:
             count = min(count, budget)
@@ -261,7 +262,7 @@ class Scheduler:
             sampling=run.request.sampling,
         )
 
-    # What came of it.
+    # The result of a step.
 
     def _advance(
         self,
@@ -299,12 +300,12 @@ class Scheduler:
             self._end(lane, run, event, now_s)
 
     def _end(self, lane: Lane, run: Run, event: Terminal, now_s: float) -> None:
-        """End a run whose state is sound; its sequence is kept if it may be."""
+        """End a run whose state is valid; its sequence is kept if its policy allows."""
         try:
             if run.request.cache_policy.retain:
                 self.holdings.rest(lane, now_s)
             else:
-                # It captured nothing, so the checkpoint is that of the sequence it borrowed.
+                # It captured nothing, so the checkpoint is that of the reused sequence.
                 self.holdings.rewind(lane, now_s)
             self._shares.settle(run.request.tenant, now_s)
         except Exception as error:  # noqa: BLE001 - the answer is complete, and stays so
@@ -313,7 +314,7 @@ class Scheduler:
         self.holdings.events.append(event)
 
     def _end_broken(self, lane: Lane, run: Run, event: Failed) -> None:
-        """End a run that something went wrong with half-way, unless it has ended already."""
+        """End a run after a failure in the middle of its commit, unless it has ended already."""
         if lane.run is run:
             self.holdings.scrap(lane)
         if not any(
@@ -343,8 +344,8 @@ class Scheduler:
                     if self.holdings.registry.find(entry) is not None:
                         self.holdings.evict(entry, EvictionReason.FAILED)
                 self.holdings.give_up_lane(lane, EvictionReason.FAILED)
-            except Exception as fault:  # noqa: BLE001 - contained below
-                error = wrap_failure("giving up a failed admission", fault)
+            except Exception as fault:  # noqa: BLE001 - handled below
+                error = wrap_failure("undoing a failed admission", fault)
                 self._empty_touched(run)
                 self.holdings.scrap(lane)
             self._intake.retry_cold(run.request, error)

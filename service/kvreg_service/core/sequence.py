@@ -23,8 +23,8 @@ class Sequence:
     """A conversation as far as it was computed. Owned by exactly one lane or entry.
 
     While it runs, the ledger may hold a sampled token beyond the frontier. At rest the ledger ends
-    at the frontier. Without a current state the frontier only tells how far it once was computed,
-    and the pages reach to the checkpoint.
+    at the frontier. Without a current state the frontier is only how far it was once computed, and
+    the pages reach to the checkpoint.
     """
 
     sequence_id: SequenceId
@@ -42,14 +42,14 @@ class Sequence:
     """When its time to live ends, once it is at rest."""
     pinned_until_s: float | None = None
     is_lent: bool = False
-    """Others may take it although its tenant has a quota: it backs a promise of that tenant."""
+    """Other tenants may evict it although its tenant has a quota: it backs a promise to it."""
     superseded_by: SequenceId | None = None
-    """The sequence that went on from this fork's position."""
+    """The sequence that continued from this fork's position."""
     anchored_by: SequenceId | None = None
     """The anchor that keeps the sequence's first ``anchored_tokens`` tokens as well."""
     anchored_tokens: int = 0
     family: SequenceId | None = None
-    """The first sequence of the line that forks and their originals share."""
+    """The first sequence of the line of forks and their originals."""
 
     @property
     def reusable_tokens(self) -> int:
@@ -59,21 +59,21 @@ class Sequence:
 
     @property
     def tenant(self) -> str:
-        """Whose sequence it is."""
+        """The tenant of the sequence."""
         return self.ledger.identity.tenant
 
     def is_pinned(self, now_s: float) -> bool:
-        """Whether nobody may take its place or its pages now."""
+        """Whether it is protected from eviction at ``now_s``."""
         return self.pinned_until_s is not None and now_s < self.pinned_until_s
 
     def forget_anchor_beyond(self, position: int) -> None:
-        """Stand alone again when the sequence went back to before its anchor's end."""
+        """Drop the anchor if the sequence went back to before the anchor's end."""
         if position < self.anchored_tokens:
             self.anchored_by, self.anchored_tokens = None, 0
 
     @property
     def num_states(self) -> int:
-        """How many state slots it fills: its frontier's, its checkpoint's, both or none."""
+        """The number of its state slots: for the frontier, the checkpoint, both or none."""
         return int(self.has_current) + int(self.checkpoint is not None)
 
     def check_invariants(self) -> None:

@@ -1,9 +1,9 @@
-"""How much is spoken for: promises to running requests, quotas of tenants, pins.
+"""Reservations: pages promised to running requests, quotas of tenants, pins.
 
-Owns the arithmetic that lets every running request finish: promised pages and protected ones are
-never more than there are. *Protected* is a kept sequence that others may not take: one that is
-pinned, or one of a tenant with a quota. A tenant that needs more than the others leave lends its
-own kept sequences to its request: they may then be taken by whoever needs their pages.
+Owns the arithmetic by which every running request can finish: promised and protected pages never
+exceed the pool. *Protected* is a kept sequence that others may not evict: one that is pinned, or
+one of a tenant with a quota. A tenant that needs more than the others leave lends its own kept
+sequences to its request: any request may then evict them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from kvreg_service.core.sequence import Sequence
 
 
 class Shares:
-    """Watches over one `Holdings`.
+    """Enforces the limits of one `Holdings`.
 
     Invariant: promised pages + protected pages that no running sequence shares <= all pages.
     """
 
     def __init__(self, holdings: Holdings, max_context_tokens: int) -> None:
         self._holdings = holdings
-        # What stays outside of all pins and quotas, so that any request can be served.
+        # Pages outside of all pins and quotas, so that any request can be served.
         self._context_pages = pages_for(max_context_tokens)
 
     # Promises.
 
     def promised_pages(self) -> int:
-        """Return the pages that running requests may still come to hold."""
+        """Return the pages that are promised to running requests."""
         return sum(lane.run.promised_pages for lane in self._holdings.lanes if lane.run)
 
     def pages_for_request(self, request: Request) -> int:
-        """Return the pages that a request may come to hold, its whole answer included."""
+        """Return the pages that a request holds at most, with its whole answer."""
         return pages_for(request.prompt_tokens + request.max_tokens)
 
     def fits(self, request: Request, now_s: float) -> bool:
-        """Whether the pages of a request can be promised beside those of running ones."""
+        """Whether the pages of a request can be promised in addition to those of running ones."""
         room = self._holdings.pages.num_pages - self.promised_pages()
         room -= self.pages_for_request(request)
         return room >= 0 and (
@@ -50,12 +50,12 @@ class Shares:
         )
 
     def may_pass(self, request: Request, head: Request, now_s: float) -> bool:
-        """Whether ``request`` fits now, and running it first leaves ``head`` its earliest start.
+        """Whether ``request`` fits now and cannot delay the start of ``head``.
 
-        The head starts once enough running requests have ended, nobody knows which. Of all sums of
-        promises that would still let it start, the largest counts: if the request fits beside that
-        one too, it makes no difference whenever the head's turn comes. Pages that pins or quotas
-        protect may not come free when their request ends, so nobody passes while there are any.
+        The head starts once enough running requests have ended, in an unknown order. Of all sums of
+        promises beside which it could start, the largest counts: if the request fits beside that
+        one as well, it never delays the head. Pages that pins or quotas protect may stay taken when
+        their request ends, so no request passes while there are any.
         """
         if self._has_protection() or not self.fits(request, now_s):
             return False
@@ -74,7 +74,7 @@ class Shares:
         )
 
     def _untakeable_pages(self, tenant: str, now_s: float) -> int:
-        """Return the pages that a request of ``tenant`` could not take: a tenant lends its own."""
+        """Return the pages that a request of ``tenant`` cannot take; a tenant lends its own."""
         return self._count_pages(
             one for one in self._protected(now_s) if one.tenant != tenant or one.is_pinned(now_s)
         )
@@ -93,10 +93,10 @@ class Shares:
     # After a change.
 
     def settle(self, tenant: str, now_s: float) -> None:
-        """Bring everything back within its limits after something of ``tenant`` has changed.
+        """Restore all limits after a change for ``tenant``.
 
-        Effects: pins that leave too little end; what the tenant keeps beyond its quota is given
-        up; its kept sequences are lent as far as its promises need them.
+        Effects: removes pins that leave too little, evicts what the tenant keeps beyond its quota,
+        and lends its kept sequences as far as its promises need them.
         """
         if not self._has_protection():
             return
@@ -105,7 +105,7 @@ class Shares:
         self._lend(tenant, now_s)
 
     def _end_large_pins(self, now_s: float) -> None:
-        """End the pins that leave too little, the largest ones: others do not pay for them."""
+        """Remove the pins that leave too little, the largest ones, so that small ones stay."""
         pinned = [one for one in self._holdings.kept() if one.is_pinned(now_s)]
         fitting: list[Sequence] = []
         for sequence in sorted(pinned, key=lambda one: (len(one.pages), one.sequence_id)):
@@ -163,7 +163,7 @@ class Shares:
         """Replace the quotas of all tenants.
 
         Raises:
-            ConfigurationError: together they are more than there is. Nothing changed then.
+            ConfigurationError: together they exceed the capacity. Nothing is changed then.
         """
         self._require_room_for(quotas)
         self._holdings.quotas = dict(quotas)
@@ -175,33 +175,33 @@ class Shares:
     def _require_room_for(self, quotas: Mapping[str, Quota]) -> None:
         holdings = self._holdings
         num_pages = holdings.pages.num_pages
-        for name, there_are, why in (
+        for name, capacity, why in (
             ("entries", holdings.registry.layout.entries, ""),
             ("anchors", holdings.anchors.num_places, ""),
             (
                 "pages",
                 num_pages - self._context_pages,
-                f" beside the {self._context_pages} that one full context needs",
+                f" besides the {self._context_pages} that one full context needs",
             ),
         ):
-            asked = sum(getattr(quota, name) for quota in quotas.values())
-            if asked > there_are:
+            needed = sum(getattr(quota, name) for quota in quotas.values())
+            if needed > capacity:
                 raise ConfigurationError(
-                    f"the quotas of all tenants ask for {asked} {name}, and there are "
-                    f"{there_are}{why}",
+                    f"the quotas of all tenants need {needed} {name}, and there are "
+                    f"{capacity}{why}",
                     quota=name,
-                    asked=asked,
-                    limit=there_are,
+                    asked=needed,
+                    limit=capacity,
                 )
 
     # Pins.
 
     def pin(self, sequence: Sequence, until_s: float, now_s: float) -> None:
-        """Protect a kept sequence until ``until_s``.
+        """Protect a kept sequence from eviction until ``until_s``.
 
         Raises:
             PinRefused: it has no state that an entry could hold, or with it pinned sequences would
-                take more entries, anchors or pages than may be reserved. Nothing changed then.
+                take more entries, anchors or pages than may be pinned. Nothing is changed then.
         """
         holdings = self._holdings
         is_anchor = self._is_anchor(sequence)
@@ -213,29 +213,28 @@ class Shares:
         num_places, limit = self._pinned_places(sequence, others)
         if num_places > limit:
             raise PinRefused(
-                f"this would be one too many: what may be pinned has {limit} "
-                f"{'anchors' if is_anchor else 'entries'}",
+                f"at most {limit} {'anchors' if is_anchor else 'entries'} may be pinned",
                 limit=limit,
             )
         if not self._pins_fit(sequence, others):
             raise PinRefused(
-                f"the sequence holds {len(sequence.pages)} pages; pinned, it would leave too few "
-                "for others",
+                f"the sequence holds {len(sequence.pages)} pages, and pinning it would leave too "
+                "few for other requests",
                 pages=len(sequence.pages),
             )
         held = self._count_pages([*self._protected(now_s), sequence])
         if self.promised_pages() + held > holdings.pages.num_pages:
             raise PinRefused(
-                "running requests are promised the pages of this sequence; it can be pinned when "
-                "they have ended",
+                "the pages of this sequence are promised to running requests; pin it after they "
+                "have ended",
             )
         sequence.pinned_until_s = until_s
 
     def _pinned_places(self, newcomer: Sequence, others: Collection[Sequence]) -> tuple[int, int]:
-        """Return how many places like its own a pin makes necessary, and how many may be.
+        """Return how many places of its kind would be pinned, and how many may be.
 
-        Anchors are counted against anchor places, all others against entries. A tenant with a quota
-        pins within it, all others within what quotas leave.
+        Anchors count against anchor places, all others against entries. A tenant with a quota pins
+        within it, all others within what the quotas leave.
         """
         holdings = self._holdings
         is_anchor = self._is_anchor(newcomer)
@@ -246,14 +245,14 @@ class Shares:
         quota = holdings.quotas.get(newcomer.tenant)
         if quota is not None:
             return num_places, getattr(quota, kind)
-        there_are = holdings.anchors.num_places if is_anchor else holdings.registry.layout.entries
-        return num_places, there_are - sum(getattr(each, kind) for each in holdings.quotas.values())
+        capacity = holdings.anchors.num_places if is_anchor else holdings.registry.layout.entries
+        return num_places, capacity - sum(getattr(each, kind) for each in holdings.quotas.values())
 
     def _is_anchor(self, sequence: Sequence) -> bool:
         return self._holdings.anchors.find_by_sequence(sequence) is not None
 
     def _pins_fit(self, newcomer: Sequence, others: Collection[Sequence]) -> bool:
-        """Whether a pin beside ``others`` leaves the pages of a full context and of quotas."""
+        """Whether one more pin leaves the pages of a full context and of the quotas."""
         holdings = self._holdings
         pages = {page for one in self._of_the_same_share(newcomer, others) for page in one.pages}
         quota = holdings.quotas.get(newcomer.tenant)
@@ -274,12 +273,12 @@ class Shares:
         ]
 
     def check_invariants(self, now_s: float) -> None:
-        """Raise InvariantBroken when more is spoken for than there is."""
+        """Raise InvariantBroken if promised and protected pages exceed the pool."""
         if not self._has_protection():
             return
-        spoken_for = self.promised_pages() + self._count_pages(self._protected(now_s))
-        if spoken_for > self._holdings.pages.num_pages:
+        reserved = self.promised_pages() + self._count_pages(self._protected(now_s))
+        if reserved > self._holdings.pages.num_pages:
             raise InvariantBroken(
-                f"{spoken_for} pages are promised or protected, and there are "
+                f"{reserved} pages are promised or protected, and there are "
                 f"{self._holdings.pages.num_pages}"
             )

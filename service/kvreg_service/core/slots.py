@@ -1,8 +1,7 @@
-"""Where each recurrent state lives. Owns the numbering of state slots and nothing else.
+"""The numbering of state slots, and nothing else.
 
 Lane slots are ``[0, 2C)`` and entry slots start at ``2C``. The two ranges never overlap, and that
-is the whole proof that a busy lane cannot step on an entry. Anchors follow the entries, one slot
-each.
+alone guarantees that a busy lane cannot overwrite an entry. Anchors follow, one slot each.
 
 | range     | keep current                                          | drop current         |
 |-----------|-------------------------------------------------------|----------------------|
@@ -74,7 +73,7 @@ class SlotLayout:
         """Return the slot of the entry's frontier state.
 
         Raises:
-            CurrentSlotDropped: in drop mode there is none, and no other entry's is given instead.
+            CurrentSlotDropped: in drop mode there is none.
         """
         self._check_entry(entry)
         if not self.keep_current:

@@ -1,4 +1,4 @@
-"""What one step consists of: state moves, then tokens to compute; and what came of it."""
+"""The plan of one step, state moves and then tokens to compute, and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SlotCopy:
 
 @dataclass(frozen=True)
 class SlotSwap:
-    """The states in ``first`` and ``second`` change places."""
+    """The states in ``first`` and ``second`` are exchanged."""
 
     first: SlotId
     second: SlotId
@@ -31,7 +31,7 @@ StateMove = SlotCopy | SlotSwap | PageCopy
 
 @dataclass(frozen=True)
 class LanePreparation:
-    """The moves that bring one request onto its lane, in order."""
+    """The moves that prepare the lane of one request, in order."""
 
     request_id: RequestId
     moves: tuple[StateMove, ...]
@@ -42,7 +42,7 @@ class Work:
     """Tokens of one request to compute in this step. Prefill and decode differ in the count only.
 
     ``token_ids`` start at position ``start``. ``samples`` says that the last of them is the last
-    known one, so that the next is to be chosen from its logits. ``capture_to`` is the slot the
+    known token, so the next one is sampled from its logits. ``capture_to`` is the slot that the
     state is copied to afterwards.
     """
 
@@ -59,9 +59,9 @@ class Work:
 
     @property
     def is_decode(self) -> bool:
-        """True when this is one token behind a known state, so that it can join the batch.
+        """True if this is one token after a known state, so that it can join the batch.
 
-        The batch draws a token for each of its rows, which a chunk of one token may not want.
+        The batch samples a token for each of its rows, which a chunk of one token may not need.
         """
         is_one = self.samples and len(self.token_ids) == 1
         return is_one and self.start > 0 and self.capture_to is None
@@ -74,10 +74,10 @@ class Work:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step, in the order in which it is carried out.
+    """One step, in the order of its execution.
 
-    At most one request is brought onto a lane in a step, so that moves which fail can have spoiled
-    nothing but what that one request touched.
+    At most one request gets a lane in a step, so that moves which fail concern only what that
+    request touched.
     """
 
     preparation: LanePreparation | None = None
@@ -90,7 +90,7 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """True when there is nothing to carry out."""
+        """True if there is nothing to execute."""
         return self.preparation is None and not self.work
 
 
@@ -98,11 +98,10 @@ class StepPlan:
 class StepResult:
     """What the runner reports: a planned request is in ``sampled``, in ``failed`` or in neither.
 
-    ``logprobs`` has the sampled tokens of requests that asked for them. ``stopped`` names requests
-    whose sampled token completed a stop string. ``is_prepared`` says
-    that every move of the preparation was carried out, so that a failure of its request is one of
-    its work; without it the moves count as failed as well. ``prepare_s`` is how long they took, in
-    seconds.
+    ``logprobs`` are those of requests that want them. ``stopped`` has the requests whose sampled
+    token completed a stop string. ``is_prepared`` says that every move of the preparation was
+    executed, so that a failure of its request is one of its work; without it the moves count as
+    failed as well. ``prepare_s`` is how long they took, in seconds.
     """
 
     sampled: dict[RequestId, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a kept sequence costs to compute again and to hold: seconds and bytes."""
+"""The cost of a kept sequence: seconds to compute it again, and bytes to hold it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvreg_service.core.sequence import Sequence
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of prefill and bytes of memory, as far as they decide who is kept.
+    """Seconds of prefill and bytes of memory, as far as they decide what is kept.
 
     Prefilling S tokens costs ``S * seconds_per_token`` for everything linear and
     ``S * (S + 1) / 2 * seconds_per_pair`` for attention. The default rates are fitted to prefill
@@ -24,7 +24,7 @@ class CostModel:
     page_bytes: int = 1
 
     def prefill_seconds(self, num_tokens: int) -> float:
-        """Return the seconds that computing ``num_tokens`` from nothing takes."""
+        """Return the seconds of a prefill of ``num_tokens`` tokens."""
         pairs = num_tokens * (num_tokens + 1) / 2
         return num_tokens * self.seconds_per_token + pairs * self.seconds_per_pair
 
@@ -33,12 +33,12 @@ class CostModel:
         return sequence.num_states * self.slot_bytes + len(sequence.pages) * self.page_bytes
 
     def own_seconds(self, sequence: Sequence) -> float:
-        """Return the seconds of prefill that are lost with the sequence, beside its anchor's."""
+        """Return the seconds of prefill that are lost with the sequence, without its anchor's."""
         return self.prefill_seconds(sequence.reusable_tokens) - self.prefill_seconds(
             min(sequence.anchored_tokens, sequence.reusable_tokens)
         )
 
     def own_bytes(self, sequence: Sequence) -> int:
-        """Return the bytes that come free with the sequence: what its anchor keeps does not."""
+        """Return the bytes that evicting the sequence frees; its anchor keeps the others."""
         num_anchored = sequence.anchored_tokens // PAGE_TOKENS
         return self.held_bytes(sequence) - min(num_anchored, len(sequence.pages)) * self.page_bytes

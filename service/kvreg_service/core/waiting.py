@@ -1,4 +1,4 @@
-"""The line of requests that wait for a lane: first come, first served, with a limit and a time."""
+"""The queue of requests that wait for a lane, in order of arrival, with a limit and a timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvreg_service.core.ids import RequestId
 from kvreg_service.core.request import Request
 
 RETRY_AFTER_S = 1.0
-"""When to come back to a full line; lanes come free within seconds."""
+"""When to retry after a full queue; lanes come free within seconds."""
 
 
 class WaitingLine:
@@ -25,7 +25,7 @@ class WaitingLine:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield the requests, who waits longest first."""
+        """Yield the requests, the longest waiting first."""
         return iter(self._requests)
 
     @property
@@ -34,9 +34,9 @@ class WaitingLine:
         return self._requests[0] if self._requests else None
 
     def require_room(self, num_idle_lanes: int) -> None:
-        """Raise Overloaded when one more request could neither run nor wait.
+        """Raise Overloaded if one more request could neither run nor wait.
 
-        Those that idle lanes will take at once do not count.
+        Requests that idle lanes take at once do not count.
         """
         num_waiting = len(self._requests) - num_idle_lanes
         if num_waiting >= self._limit:
@@ -51,7 +51,7 @@ class WaitingLine:
         self._requests.append(request)
 
     def put_back(self, request: Request) -> None:
-        """Put a request that had its turn at the head again."""
+        """Put a request back at the head of the queue."""
         self._requests.appendleft(request)
 
     def find(self, request_id: RequestId) -> Request | None:
@@ -59,7 +59,7 @@ class WaitingLine:
         return next((one for one in self._requests if one.request_id == request_id), None)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is."""
+        """Remove a request from any position."""
         # By identity: two requests are never equal, and comparing their prompts takes time.
         for index, one in enumerate(self._requests):
             if one is request:
@@ -67,7 +67,7 @@ class WaitingLine:
                 return
 
     def expire(self, now_s: float) -> list[tuple[Request, QueueTimeout]]:
-        """Take out everybody who has waited too long, with the error to tell them."""
+        """Remove the requests that have waited too long; return each with its error."""
         late = [one for one in self._requests if now_s - one.arrival_s > self._timeout_s]
         expired = []
         for request in late:

@@ -1,1 +1,1 @@
-"""Device memory, plans turned into tensors, and the step loop."""
+"""The engine: device memory, the step loop, and the output of requests."""

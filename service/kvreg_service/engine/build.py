@@ -1,4 +1,4 @@
-"""Puts an engine together from options: reads the model, checks that it fits, reserves memory."""
+"""Builds an engine from its options: reads the model, checks that it fits, reserves memory."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def build_engine(
 ) -> tuple[Engine, PromptBuilder]:
     """Return a running engine and the prompt builder that belongs to it.
 
-    ``observers`` are told of everything that happens.
+    ``observers`` receive everything that is reported.
 
     Raises:
         ConfigurationError: options contradict each other or cannot be served on this device.
-        DoesNotFit: the profile needs more memory than there is; says by how much.
-        CheckpointError: see `load_model`; or the model computes nothing a token could come from.
+        DoesNotFit: the profile needs more memory than is available; names the difference.
+        CheckpointError: see `load_model`; or the logits of the model are not finite.
     """
     if options.kv_dtype not in _KV_DTYPES:
         raise ConfigurationError(
             f"kv_dtype is {options.kv_dtype.value}, and the CPU stores fp32 or fp16"
         )
-    # The question whether it fits needs the configuration only, and comes before any loading.
+    # Whether it fits depends on the configuration only, so it is checked before any loading.
     plan = plan_cpu(ModelConfig.from_path(options.model_path), options)
     plan.require_fit()
     loaded = loaded or load_model(options)
@@ -96,7 +96,7 @@ def build_engine(
     pages = KVPages.allocate(loaded.config, plan.num_pages, _KV_DTYPES[options.kv_dtype], device)
     _check_reservation(plan, states, pages)
     runner = ModelRunner(loaded.model, states, pages, loaded.config.vocab_size)
-    # Whoever asks whether the engine is ready wants to know whether it computes.
+    # Ready means that it computes tokens.
     runner.require_a_token()
     cost = CostModel(slot_bytes=plan.demand.slot_bytes, page_bytes=plan.demand.page_bytes)
     policy = build_policy(options.eviction, cost)

@@ -1,4 +1,4 @@
-"""What an engine is built from: one frozen object, checked before anything is allocated."""
+"""The options of an engine: one frozen object, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvreg_service.core.slots import SlotLayout
 class EngineOptions:
     """The settings that the engine reads. Defaults are those of the command line.
 
-    ``memory_bytes`` is what states and pages may take on the CPU. ``max_context_tokens`` None
-    means the model's own limit, or what the pages hold if that is less.
+    ``memory_bytes`` is the limit for states and pages on the CPU. ``max_context_tokens`` None means
+    the model's own limit, or what the pages hold if that is less.
 
     Raises:
         ConfigurationError: entries without prefix reuse; see also `SlotLayout`.
@@ -52,7 +52,7 @@ class EngineOptions:
 
     @property
     def layout(self) -> SlotLayout:
-        """The state slots that these options ask for."""
-        # Without reuse nobody would read an anchor.
+        """The state slots of these options."""
+        # Without reuse no anchor would be read.
         anchors = self.anchors if self.prefix_reuse else 0
         return SlotLayout(self.lanes, self.entries, self.keep_current, anchors)

@@ -1,6 +1,6 @@
-"""From a model's configuration and a profile to the memory that is reserved for it.
+"""The memory that a profile reserves for a model.
 
-Imports no torch: `kvreg plan` answers from a ``config.json`` alone.
+Imports no torch: `kvreg plan` needs the ``config.json`` of a model and nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def model_shape(config: ModelConfig) -> ModelShape:
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """A profile on cards, as `kvreg plan` is asked about it."""
+    """A profile on cards, for `kvreg plan`."""
 
     layout: SlotLayout
     tp: int
@@ -104,6 +104,6 @@ def plan_cpu(config: ModelConfig, options: EngineOptions) -> MemoryPlan:
     plan = plan_memory(demand, options.memory_bytes)
     if options.max_context_tokens is not None:
         return plan
-    # Nobody asked for a context: it is what the model and the pages allow.
+    # No context is configured: it is what the model and the pages allow.
     reachable = max(1, min(demand.max_context_tokens, plan.kv_tokens))
     return replace(plan, demand=replace(demand, max_context_tokens=reachable))

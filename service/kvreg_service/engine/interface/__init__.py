@@ -1,1 +1,1 @@
-"""What crosses the border of the engine: requests, events, views, records and two protocols."""
+"""The shapes and protocols that other packages use of the engine."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One answer that somebody waits for.
+    """One request for an answer.
 
-    ``max_tokens`` is at least 1, or None for as many as the context holds; the engine clamps it to
-    what the context holds.
+    ``max_tokens`` is at least 1, or None for as many as the context holds. The engine clamps it to
+    the context.
     """
 
     request_id: str
@@ -33,7 +33,7 @@ class GenerationRequest:
     tenant: str = DEFAULT_TENANT
     cache_policy: CachePolicy = field(default_factory=CachePolicy)
     trace_parent: str | None = None
-    """The W3C ``traceparent`` header of the call, for whoever traces."""
+    """The W3C ``traceparent`` header of the call."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SpelledToken:
 
 @dataclass(frozen=True)
 class TokenReport:
-    """What the model thought of one token of the answer, and of the most likely ones in order."""
+    """The log probabilities of one token of the answer and of the most likely ones, in order."""
 
     chosen: SpelledToken
     top: tuple[SpelledToken, ...]
@@ -61,10 +61,10 @@ class TokenReport:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More text, and how many tokens were sampled for it; either may be empty or zero.
+    """More text, and the number of tokens sampled for it; either may be empty or zero.
 
-    ``reports`` has one for each of these tokens, but for the one that ends the answer, when the
-    request asks for them.
+    If the request wants log probabilities, ``reports`` has one for each of these tokens, except for
+    the one that ends the answer.
     """
 
     text: str
@@ -74,7 +74,7 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of one request went, in seconds. ``ttft_s`` counts from its arrival."""
+    """The durations of a request's phases, in seconds. ``ttft_s`` counts from its arrival."""
 
     queue_s: float
     attach_s: float
@@ -85,9 +85,9 @@ class Timings:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event of a request that ended well.
+    """The last event of a request that finished.
 
-    ``stop_string`` is the one of the request's ``stop`` that ended it, if one did.
+    ``stop_string`` is the one of the request's ``stop`` that ended it, if any.
     """
 
     finish_reason: FinishReason

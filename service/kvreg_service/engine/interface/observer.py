@@ -1,4 +1,4 @@
-"""What metrics, logs and traces are called with: ended requests, moves and token intervals."""
+"""The callbacks of metrics, logs and traces: ended requests, moves and token intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvreg_service.engine.interface.record import RequestRecord
 class Observer(Protocol):
     """Called on the step loop's thread, between two steps. Must return within microseconds.
 
-    What it raises is logged and goes no further.
+    An exception is logged and ignored.
     """
 
     def request_ended(self, record: RequestRecord) -> None:
@@ -23,9 +23,9 @@ class Observer(Protocol):
         ...
 
     def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """The states of one admission were brought in place; both flags may be set."""
+        """The states of one admission were moved; both flags may be set."""
         ...
 
     def token_followed(self, gap_s: float) -> None:
-        """An answer got another token, ``gap_s`` seconds after the one before."""
+        """An answer got one more token, ``gap_s`` seconds after the previous one."""
         ...

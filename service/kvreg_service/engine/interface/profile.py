@@ -9,10 +9,10 @@ from kvreg_service.core.labels import CurrentState
 
 @dataclass(frozen=True)
 class EffectiveProfile:
-    """What this engine really runs, for whoever compares it with what was asked.
+    """The profile that this engine runs, to compare with the one that was requested.
 
-    ``profile`` is the name under which a profile was mounted, and ``profile_hash`` the digest of
-    all settings that decide memory and reuse.
+    ``profile`` is the name of the mounted profile, and ``profile_hash`` the digest of all settings
+    that decide memory and reuse.
     """
 
     model: str
@@ -31,9 +31,9 @@ class EffectiveProfile:
 
 @dataclass(frozen=True)
 class FitReport:
-    """Whether a profile fits the memory of this engine, by the arithmetic that reserves at start.
+    """Whether a profile fits the memory of this engine, by the arithmetic used at the start.
 
-    ``short_by_bytes`` is 0 when it fits.
+    ``short_by_bytes`` is 0 if it fits.
     """
 
     fits: bool

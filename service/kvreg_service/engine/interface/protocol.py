@@ -1,4 +1,4 @@
-"""What the API needs of an engine: the seam at which tests put a fake one."""
+"""The engine as the API uses it. Tests of the API use a fake that implements it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 
 
 class EngineProtocol(Protocol):
-    """What the API needs of an engine. All methods are called from the event loop's thread."""
+    """The engine as the API uses it. All methods are called on the event loop's thread."""
 
     @property
     def is_alive(self) -> bool:
-        """False once the step loop has ended; only a restart helps then."""
+        """False once the step loop has ended; only a restart helps."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """True when new requests should come: started, alive, sound and not draining."""
+        """True while new requests are taken: started, alive and not draining."""
         ...
 
     @property
@@ -32,49 +32,49 @@ class EngineProtocol(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield one ``Started``, any number of ``TextDelta`` and one ``Finished``.
 
-        Effects: closing the generator, or cancelling the task that waits in it, cancels the request
-        wherever it is: queued, in prefill or in decode.
+        Effects: closing the generator, or cancelling the task that waits in it, cancels the
+        request, whether it is queued, in prefill or in decode.
 
         Raises:
             ContextTooLong: Before the first event; the prompt leaves no room for an answer.
             Overloaded: Before the first event; the queue is full.
-            QueueTimeout: Before the first event; no lane came free in time.
-            Draining: Before the first event; nothing new is taken.
+            QueueTimeout: Before the first event; no lane became free in time.
+            Draining: Before the first event; new requests are refused.
             EngineDown: At any time; the step loop has ended.
             RequestFailed: At any time; this request alone failed.
         """
         ...
 
     def require_room(self) -> None:
-        """Refuse, before a prompt is built, what could not be taken anyway.
+        """Raise what `generate` would raise at once, before a prompt is built.
 
         Raises:
             Overloaded: The queue is full.
-            Draining: Nothing new is taken.
+            Draining: New requests are refused.
             EngineDown: The step loop has ended.
         """
         ...
 
     def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
-        """Return lanes, entries, pools and the effective profile as they are now. Never waits.
+        """Return the present lanes, entries, pools and effective profile. Never waits.
 
-        With ``tenant`` only what is that tenant's own.
+        With ``tenant`` only that tenant's own.
         """
         ...
 
     def fit(
         self, *, lanes: int, entries: int, keep_current: bool, anchors: int | None = None
     ) -> FitReport:
-        """Say whether another profile would fit this engine's memory. Changes nothing.
+        """Return whether another profile would fit this engine's memory. Changes nothing.
 
-        Without ``anchors`` it has as many as this engine has.
+        ``anchors`` defaults to the number of this engine.
         """
         ...
 
     def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Give up a kept sequence, wherever it rests, and its pages.
+        """Evict a kept sequence from its lane, entry or anchor place.
 
-        With ``tenant`` only one of that tenant's.
+        With ``tenant`` only a sequence of that tenant is found.
 
         Raises:
             SessionNotFound: No such sequence is kept.
@@ -83,10 +83,10 @@ class EngineProtocol(Protocol):
         ...
 
     def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
-        """Keep a sequence for ``ttl_s`` seconds from now whatever else needs its place.
+        """Protect a sequence from eviction for ``ttl_s`` seconds from now.
 
-        A pin replaces an earlier one, outlasts a time to live, and goes along when a request
-        continues the sequence.
+        A pin replaces an earlier one, outlasts a time to live, and stays with the sequence when a
+        request continues it.
 
         Raises:
             SessionNotFound: No such sequence is kept.
@@ -96,7 +96,7 @@ class EngineProtocol(Protocol):
         ...
 
     def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Let a sequence be given up again. Idempotent.
+        """Allow the eviction of a sequence again. Idempotent.
 
         Raises:
             SessionNotFound: No such sequence is kept.
@@ -105,25 +105,25 @@ class EngineProtocol(Protocol):
         ...
 
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
-        """Replace the quotas of all tenants. A tenant without one shares what the others leave.
+        """Replace the quotas of all tenants. Tenants without one share what the others leave.
 
-        Effects: what a tenant keeps beyond its new quota is given up.
+        Effects: evicts what a tenant keeps beyond its new quota.
 
         Raises:
-            ConfigurationError: The quotas together are more than there is. Nothing changed then.
+            ConfigurationError: The quotas together exceed the capacity. Nothing is changed then.
         """
         ...
 
     def drain(self, grace_s: float = 0.0) -> None:
-        """Stop being ready at once, and take nothing new once ``grace_s`` seconds are over.
+        """Stop being ready at once, and refuse new requests after ``grace_s`` seconds.
 
-        Whoever sends requests needs a moment to notice. Queued and running requests still finish.
+        Load balancers need a moment to notice. Queued and running requests still finish.
         Idempotent: of two calls the earlier end of the grace counts.
         """
         ...
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing runs or is queued; False when that took longer than ``timeout_s``."""
+        """Wait until no request runs or waits; return False after ``timeout_s`` seconds."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a request once it has ended. It holds no text."""
+"""The record of a request that has ended. It holds no text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvreg_service.core.request import Admission, CachePolicy
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request that the engine had accepted, at its end.
+    """One accepted request, at its end.
 
-    ``boundary`` is the position whose state was to be kept; ``turn_boundary`` and
-    ``round_boundary`` are those of `chat.boundary`, which other settings would choose from.
-    ``prompt`` and ``output_ids`` are for digests; they must not be changed. ``session`` is the same
-    for all requests whose conversations begin alike. ``admission`` is None for one that ended in
-    the queue. Times ending in ``_at_s`` are seconds of the monotonic clock, None for what was never
-    reached: arrival, lane, states in place, first token, end. The durations between them are never
-    negative, and None where one of the two was never reached.
+    ``boundary`` is the position at which the checkpoint was to be captured; ``turn_boundary`` and
+    ``round_boundary`` are the two of `chat.prompt.boundary` from which it was chosen. ``prompt``
+    and ``output_ids`` are for digests and must not be changed. ``session`` is the same for all
+    requests whose conversations begin alike. ``admission`` is None if the request ended in the
+    queue. Times ending in ``_at_s`` are seconds of the monotonic clock: arrival, lane, states in
+    place, first token, end; None for what was never reached. The durations between them are never
+    negative, and None if one of the two was never reached.
     """
 
     request_id: str
@@ -45,9 +45,9 @@ class RequestRecord:
     turn_boundary: int | None = None
     round_boundary: int | None = None
     marked_heads: tuple[int, ...] = ()
-    """Those of the heads that the client asked for."""
+    """Those of the heads that the client marked."""
     trace_parent: str | None = None
-    """The W3C ``traceparent`` header of the call, as it came."""
+    """The W3C ``traceparent`` header of the call, unparsed."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -93,6 +93,6 @@ class RequestRecord:
 def _between(start_s: float | None, end_s: float | None) -> float | None:
     if start_s is None or end_s is None:
         return None
-    # A step reads the clock before it takes in what arrived meanwhile, and two of the times come
-    # from sums: one may lie just before the other. A sum of durations must never shrink.
+    # A step reads the clock before it admits a request that arrived meanwhile, and two of the times
+    # are sums: one may lie just before the other. A counter of durations must never shrink.
     return max(0.0, end_s - start_s)

@@ -10,9 +10,9 @@ from kvreg_service.engine.interface.profile import EffectiveProfile
 
 @dataclass(frozen=True)
 class LaneView:
-    """One lane as it is now.
+    """One lane.
 
-    ``tokens`` and ``pages`` count what its sequence holds; ``age_s`` counts from its last use.
+    ``tokens`` and ``pages`` are those of its sequence; ``age_s`` counts from its last use.
     ``expires_in_s`` and ``pinned_for_s`` are None without a time to live or a pin.
     """
 
@@ -33,10 +33,10 @@ class LaneView:
 
 @dataclass(frozen=True)
 class EntryView:
-    """One registry entry as it is now.
+    """One registry entry.
 
-    ``frontier`` is None when the entry holds no frontier state, as in a profile that drops it.
-    ``value`` is the score that eviction compares; the lowest goes first.
+    ``frontier`` is None if the entry holds no frontier state, as in a profile that drops it.
+    ``value`` is the score that eviction compares; the lowest is evicted first.
     """
 
     entry_id: int
@@ -58,9 +58,9 @@ class EntryView:
 
 @dataclass(frozen=True)
 class AnchorView:
-    """One anchor place as it is now.
+    """One anchor place.
 
-    ``tokens`` is the length of the shared head; ``is_marked`` says that a client asked for it.
+    ``tokens`` is the length of the shared head; ``is_marked`` says that a client marked it.
     """
 
     anchor_id: int
@@ -79,10 +79,10 @@ class AnchorView:
 
 @dataclass(frozen=True)
 class Totals:
-    """What was counted since the start of the engine.
+    """Counts since the start of the engine.
 
     A request counts when it ends: under one of ``finished``, ``failed`` and ``cancelled``, and in
-    ``requests_by_path``, or in ``never_started`` when it ended in the queue. ``cached_tokens`` and
+    ``requests_by_path``, or in ``never_started`` if it ended in the queue. ``cached_tokens`` and
     ``computed_tokens`` partition the prompts of ``requests_by_path``.
     """
 
@@ -109,7 +109,7 @@ class PoolView:
 
 @dataclass(frozen=True)
 class StateSlotsView:
-    """The state slots of the device and how many of them hold a sequence's state."""
+    """The state slots of the device, and how many of them are used."""
 
     total: int
     used: int
@@ -117,9 +117,9 @@ class StateSlotsView:
 
 @dataclass(frozen=True)
 class RegistrySnapshot:
-    """All of the above at one moment, taken between two steps.
+    """Everything at one moment, taken between two steps.
 
-    In the view of one tenant, places of others are left out, pools and slots count its own, and
+    The snapshot of one tenant has only its own places; pools and slots count its own, and
     ``running`` and ``queued`` are its own requests.
     """
 

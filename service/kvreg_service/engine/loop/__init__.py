@@ -1,1 +1,1 @@
-"""The step loop, and what carries out its plans on tensors."""
+"""The step loop, and the runner that executes its plans on tensors."""

@@ -1,7 +1,7 @@
-"""Turns step plans into tensors: state moves, prefill chunks, one decode batch, sampling.
+"""Executes step plans on tensors: state moves, prefill chunks, one decode batch, sampling.
 
-Owns the device memory and the samplers. It decides nothing: which slot, page or token is the plan's
-choice. A failure belongs to the request it happened in, as far as that can be told.
+Owns the device memory and the samplers. It decides nothing: slots, pages and tokens are given by
+the plan. A failure fails the request that it happened in, as far as that is known.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kvreg_service.model.sampling import Sampler, argmax_batch, token_logprobs
 
 
 class Runner(Protocol):
-    """What the step loop needs of whoever computes. Called from one thread only."""
+    """What the step loop needs of a runner. `execute` is called on its thread only."""
 
     def begin(self, request: Request) -> None:
         """Prepare to sample for a request. Called once, before its first work."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan, in order: moves first, then work."""
+        """Execute one plan, in order: moves first, then work."""
         ...
 
     def forget(self, request_id: RequestId) -> None:
@@ -42,8 +42,8 @@ class Runner(Protocol):
 class ModelRunner:
     """Runs a hybrid model on one device.
 
-    A model failure in the decode batch fails every request of the batch, because it cannot be told
-    whose fault it was; a failure in a prefill chunk, a move or a draw fails its own request alone.
+    A model failure in the decode batch fails every request of the batch, because its cause cannot
+    be assigned to one of them; a failure in a prefill chunk, a move or in sampling fails one alone.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class ModelRunner:
         self._samplers: dict[RequestId, Sampler] = {}
 
     def require_a_token(self) -> None:
-        """Compute one token as a request would, prompt and answer, before anybody is let in.
+        """Compute one token as a request would, by a prefill and a decode.
 
-        Effects: overwrites the first slot and the first page; nobody may own them yet.
+        Effects: overwrites the first slot and the first page, which must still be free.
 
         Raises:
-            CheckpointError: The model computes nothing that a token could be chosen from.
+            CheckpointError: The logits of the model are not finite.
         """
         prompt = torch.zeros(1, dtype=torch.int64)
         logits = self._model.prefill(prompt, 0, 0, (0,), self._states, self._pages)
@@ -73,7 +73,7 @@ class ModelRunner:
             raise CheckpointError("the model computes no finite logits: its weights are damaged")
 
     def begin(self, request: Request) -> None:
-        """Make the request's sampler.
+        """Create the request's sampler.
 
         Raises:
             InvalidRequest: the logit bias names a token that the model does not have.
@@ -90,7 +90,7 @@ class ModelRunner:
         self._samplers.pop(request_id, None)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan and report tokens and failures."""
+        """Execute one plan and return tokens and failures."""
         result = StepResult()
         with torch.inference_mode():
             self._prepare(plan, result)
@@ -113,7 +113,7 @@ class ModelRunner:
             for move in plan.preparation.moves:
                 self._move(move)
             result.is_prepared = True
-        except Exception as error:  # noqa: BLE001 - contained to the request that is prepared
+        except Exception as error:  # noqa: BLE001 - it fails the request that is prepared
             result.failed[plan.preparation.request_id] = wrap_failure("preparing", error)
         result.prepare_s = time.perf_counter() - start_s
 
@@ -139,13 +139,13 @@ class ModelRunner:
             samplers = [self._samplers[one.request_id] for one in work]
             is_argmax = all(sampler.is_argmax for sampler in samplers)
             tokens = argmax_batch(logits) if is_argmax else None
-        except Exception as error:  # noqa: BLE001 - contained to the requests of this batch
+        except Exception as error:  # noqa: BLE001 - it fails the requests of this batch
             for one in work:
                 result.failed[one.request_id] = wrap_failure("decoding", error)
             return
         for i, one in enumerate(work):
             token = tokens[i] if tokens is not None else None
-            # One that nothing could be chosen for is told so by its own sampler.
+            # Without a finite maximum the sampler of the request raises the right error.
             if token is None:
                 self._sample(one, logits[i], result)
             else:
@@ -163,7 +163,7 @@ class ModelRunner:
             )
             if work.capture_to is not None:
                 self._states.copy(work.slot, work.capture_to)
-        except Exception as error:  # noqa: BLE001 - contained to the request of this chunk
+        except Exception as error:  # noqa: BLE001 - it fails the request of this chunk
             result.failed[work.request_id] = wrap_failure("prefilling", error)
             return
         if work.samples:
@@ -172,7 +172,7 @@ class ModelRunner:
     def _sample(self, work: Work, logits: Tensor, result: StepResult) -> None:
         try:
             token = self._samplers[work.request_id].sample(logits)
-        except Exception as error:  # noqa: BLE001 - contained to the request that draws
+        except Exception as error:  # noqa: BLE001 - it fails the request that is sampled for
             result.failed[work.request_id] = wrap_failure("sampling", error)
         else:
             self._report(work, logits, token, result)
@@ -182,7 +182,7 @@ class ModelRunner:
         if num_logprobs is not None:
             try:
                 result.logprobs[work.request_id] = token_logprobs(logits, token, num_logprobs)
-            except Exception as error:  # noqa: BLE001 - contained to the request that asked
+            except Exception as error:  # noqa: BLE001 - it fails the request that wants them
                 result.failed[work.request_id] = wrap_failure("reporting", error)
                 return
         result.sampled[work.request_id] = token

@@ -92,7 +92,7 @@ class StepLoop:
                 self._wake.notify()
 
     def wake(self) -> None:
-        """Compute anew when the next kept sequence expires. The caller holds the lock."""
+        """Look again when the next kept sequence expires. The caller holds the lock."""
         self._wake.notify()
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class OutputProcessor:
                 if stream.decode(token, result.logprobs.get(request_id)):
                     result.stopped.add(request_id)
             except Exception as error:  # noqa: BLE001 - it fails the request of this token alone
-                result.failed[request_id] = wrap_failure("reading a token", error)
+                result.failed[request_id] = wrap_failure("detokenizing", error)
 
     def process(
         self, happened: Iterable[events.Event], attach_s: float = 0.0

@@ -1,1 +1,1 @@
-"""What an engine counts, logs and passes to its observers."""
+"""Counts, log lines and observers of one engine."""

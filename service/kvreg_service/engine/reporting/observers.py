@@ -1,4 +1,4 @@
-"""Several observers as one."""
+"""Several observers as one that never raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAILED = "the observer %s failed"
 
 
 class Observers:
-    """Several observers as one that never raises."""
+    """Calls several observers. Never raises."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)

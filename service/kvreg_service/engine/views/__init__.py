@@ -1,1 +1,1 @@
-"""Frozen views of lanes, entries and pools, as a tenant may see them."""
+"""Snapshots of lanes, entries and pools, as one tenant may see them."""

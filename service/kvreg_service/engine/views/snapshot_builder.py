@@ -1,7 +1,7 @@
 """Builds the frozen views of lanes, entries and pools that the API shows.
 
-Owns what a tenant may see: its own places, pages, slots and requests, and nothing from which it
-could tell what others do.
+Owns what a tenant may see: its own places, pages, slots and requests, and nothing that depends on
+other tenants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvreg_service.engine.views.tenant_ids import TenantIds
 
 @dataclass(frozen=True)
 class SnapshotBuilder:
-    """Looks at a scheduler between two steps. Time: linear in lanes and entries."""
+    """Reads a scheduler between two steps. Time: linear in lanes and entries."""
 
     scheduler: Scheduler
     profile: EffectiveProfile
@@ -41,7 +41,7 @@ class SnapshotBuilder:
     def build(
         self, now_s: float, *, is_draining: bool, totals: Totals, tenant: str | None = None
     ) -> RegistrySnapshot:
-        """Return everything as it is now, or of it what belongs to ``tenant``."""
+        """Return the present state, or the part of it that belongs to ``tenant``."""
         scheduler = self.scheduler
         return RegistrySnapshot(
             profile=self.profile,
