@@ -7,29 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.canary import RECALL, canary_of, plant, write_notes
 from tests.cases.server import Message, Reply, Server
 
 SLACK_TOKENS = 64
 # The bundled template ends a prompt with an empty think block, which it omits from history. The
 # checkpoint is before that block, right after the opener of the assistant's message.
 BOUNDARY_TOKENS = 4
-ASKED = "Please remind me: what is my locker code?"
-_NOTES = (
-    "Please keep answers short and polite.",
-    "The notes are updated once a week.",
-    "Keep the tone friendly.",
-    "Backups are made every night.",
-    "All times are local times.",
-    "Every change needs a second pair of eyes.",
-    "If something is unclear, say so.",
-    "Support requests are answered within two days.",
-)
 
 
 def write_head(num_notes: int) -> str:
     """Return a system prompt without a nonce, of about seven tokens per note."""
-    notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(num_notes))
-    return f"You are a helpful assistant. {notes}".rstrip()
+    return f"You are a helpful assistant. {write_notes(num_notes)}".rstrip()
 
 
 class Session:
@@ -50,11 +39,11 @@ class Session:
     ) -> None:
         self.server = server
         self._options = options
-        self.canary = str(1000 + number * 1237 % 9000)
+        self.canary = canary_of(number)
         server.canaries.add(self.canary)
         system = f"Ticket {number}. {write_head(num_notes)}" if head is None else head
         self.messages: list[Message] = [{"role": "system", "content": system}]
-        self.opening = f"My locker code is {self.canary}."
+        self.opening = plant(self.canary)
 
     def begin(self, **options: Any) -> Reply:
         """Send the first turn, which contains the canary."""
@@ -77,7 +66,7 @@ class Session:
 
     def recall(self, **options: Any) -> Reply:
         """CANARY: ask for the canary; the answer has it and that of no other session."""
-        reply = self.say(ASKED, **options)
+        reply = self.say(RECALL, **options)
         found = {canary for canary in self.server.canaries if canary in reply.text}
         assert found == {self.canary}, reply
         return reply

@@ -12,9 +12,10 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.profiles import PROFILES, Profile, every_profile, some_profiles
 from tests.cases.server import Message, Reply, Serve, Server
-from tests.cases.session import ASKED, Session, assert_hit, assert_miss, write_head
+from tests.cases.session import Session, assert_hit, assert_miss, write_head
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.echo_index import EchoIndex
@@ -183,7 +184,7 @@ def test_anchor_outlives_the_conversations_with_its_head(
 
 
 LONG_HEAD = write_head(800)
-TASKS = ("What is 7 plus 5?", "Hello!", "Please remind me: what is my locker code?")
+TASKS = ("What is 7 plus 5?", "Hello!", RECALL)
 
 
 @pytest.mark.parametrize("profile", [Profile(1, 0), Profile(2, 2, "drop")], ids=str)
@@ -345,7 +346,7 @@ def test_conversation_with_a_shared_head_does_not_reveal_the_canary_of_another(
     server = serve(profile)
     session = Session(server, 37, head=HEAD)
     session.begin()
-    reply = server.ask(_with_head(HEAD, ASKED))
+    reply = server.ask(_with_head(HEAD, RECALL))
     assert_from_anchor(reply, head_tokens)
     assert session.canary not in reply.text
 

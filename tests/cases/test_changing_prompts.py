@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.profiles import (
     Profile,
     every_profile,
@@ -15,7 +16,7 @@ from tests.cases.profiles import (
     without_registry,
 )
 from tests.cases.server import Message, Reply, Serve, Server
-from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit, assert_miss
+from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit, assert_miss
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.echo_index import EchoIndex
@@ -50,7 +51,7 @@ def _ask_at_two_times(serve: Serve, profile: Profile) -> tuple[Reply, Reply, Rep
     """A1, and A2 twice with another time of day in its last message."""
     session = Session(serve(profile), 17)
     first = session.begin()
-    replies = [session.peek(f"It is 10:{minute:02} now. {ASKED}") for minute in (1, 2)]
+    replies = [session.peek(f"It is 10:{minute:02} now. {RECALL}") for minute in (1, 2)]
     for reply in replies:
         assert session.canary in reply.text
     return first, *replies

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.profiles import (
     WITH_REGISTRY,
     Profile,
@@ -16,7 +17,6 @@ from tests.cases.profiles import (
 )
 from tests.cases.server import Message, Reply, Serve
 from tests.cases.session import (
-    ASKED,
     BOUNDARY_TOKENS,
     Session,
     assert_fallback,
@@ -197,7 +197,7 @@ def _drop_system_message_from_the_middle(
 ) -> tuple[Reply, Reply, Reply]:
     session = Session(serve(profile), 27)
     first = session.begin()
-    asked = {"role": "user", "content": ASKED}
+    asked = {"role": "user", "content": RECALL}
     notice = {"role": "system", "content": " ".join(["Answer in one or two short sentences."] * 9)}
     with_notice = session.server.ask([*session.messages, notice, asked])
     return first, with_notice, session.server.ask([*session.messages, asked])

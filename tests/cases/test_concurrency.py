@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.profiles import Profile
 from tests.cases.server import MODEL, Message, Reply, Serve, Server
-from tests.cases.session import ASKED, Session, assert_hit_at_boundary
+from tests.cases.session import Session, assert_hit_at_boundary
 
 LANES_AND_ENTRIES = [
     Profile(1, 1), Profile(2, 0), Profile(3, 1, "drop"), Profile(4, 4), Profile(5, 2, "drop"),
@@ -65,7 +66,7 @@ def _choose(session: Session, text: str) -> Choice:
 
 def _three_answers(server: Server) -> list[Choice]:
     session = Session(server, 440)
-    return [_choose(session, text) for text in (session.opening, "What is 7 plus 5?", ASKED)]
+    return [_choose(session, text) for text in (session.opening, "What is 7 plus 5?", RECALL)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_spare_lane_between_busy_ones_is_used_before_a_kept_session_is_displaced
 
 SUM = "What is 7 plus 5?"
 PAIRS = pytest.mark.parametrize(
-    "texts", [(ASKED, ASKED), (ASKED, SUM)], ids=["same-prompt", "same-history"]
+    "texts", [(RECALL, RECALL), (RECALL, SUM)], ids=["same-prompt", "same-history"]
 )
 # Both requests may be continued, so that two places are needed.
 AT_ONCE = pytest.mark.parametrize(

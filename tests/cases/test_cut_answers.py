@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.profiles import Profile, every_profile, some_profiles, with_registry
 from tests.cases.server import MODEL, Message, Reply, Serve, Server
-from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit
+from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit
 
 NUM_STREAMED = 20
 
@@ -33,7 +34,7 @@ def _stream_and_disconnect(server: Server, messages: list[Message]) -> tuple[str
 
 def _echo(server: Server, session: Session, text: str, **options: Any) -> Reply:
     echo = {"role": "assistant", "content": text}
-    asked = {"role": "user", "content": ASKED}
+    asked = {"role": "user", "content": RECALL}
     return server.ask([*session.messages_with(session.opening), echo, asked], **options)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.profiles import (
     PROFILES,
     WITH_REGISTRY,
@@ -18,7 +19,7 @@ from tests.cases.profiles import (
     with_registry_and_streams,
 )
 from tests.cases.server import Message, Reply, Serve, Server
-from tests.cases.session import ASKED, Session
+from tests.cases.session import Session
 
 from kvreg_service.model.cache import StateSlots
 
@@ -35,7 +36,7 @@ def _second_turn(
     session.begin()
     if is_interrupted:
         _displace_from_every_lane(server)
-    return session.peek(ASKED, **_sampled(server))
+    return session.peek(RECALL, **_sampled(server))
 
 
 def _displace_from_every_lane(server: Server) -> None:
@@ -106,7 +107,7 @@ def _continue_branch(serve: Serve, profile: Profile, continued: str, *others: st
             reply = server.ask(messages)
             if text == continued:
                 history = [*messages, reply.echo]
-    return server.ask([*history, {"role": "user", "content": ASKED}], **_sampled(server))
+    return server.ask([*history, {"role": "user", "content": RECALL}], **_sampled(server))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def _ask_after_reasoning(
     assert CANARY not in first.text
     server.ask_side()
     # Longer than all of A1, because a shorter prompt never matches the whole ledger.
-    history += [*THANKS, *THANKS, {"role": "user", "content": ASKED}]
+    history += [*THANKS, *THANKS, {"role": "user", "content": RECALL}]
     return server.ask(history, **options)
 
 

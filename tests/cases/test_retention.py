@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from tests.canary import RECALL
 from tests.cases.clock import Clock
 from tests.cases.profiles import (
     Profile,
@@ -14,7 +15,7 @@ from tests.cases.profiles import (
     without_registry,
 )
 from tests.cases.server import Reply, Serve, Server
-from tests.cases.session import ASKED, BOUNDARY_TOKENS, Session, assert_hit, assert_miss
+from tests.cases.session import BOUNDARY_TOKENS, Session, assert_hit, assert_miss
 
 PAGE_TOKENS = 64
 NUM_ONE_SHOTS = 50
@@ -121,8 +122,8 @@ def test_case_81_request_without_cache_prompt_misses_and_gets_the_same_answer(
     server = serve(profile)
     session = Session(server, 81)
     first = session.begin()
-    hit = session.peek(ASKED)
-    refused = session.peek(ASKED, cache_prompt=False)
+    hit = session.peek(RECALL)
+    refused = session.peek(RECALL, cache_prompt=False)
     assert_hit(hit, first)
     assert_miss(refused)
     assert refused.text == hit.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from tests.canary import RECALL
 from tests.soak import conversation
 from tests.soak.conversation import Conversation, Message
 from tests.soak.door import Door, Reply, RequestSpec
@@ -117,7 +118,7 @@ class Client:
         return reply
 
     async def _recall(self, operation: Operation, session: Conversation) -> None:
-        messages = session.with_user(conversation.RECALL)
+        messages = session.with_user(RECALL)
         reply = await self._say(operation, session, messages)
         if reply is not None:
             spec = self._build_spec(operation, session.tenant, messages, session)

@@ -8,21 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.canary import canary_of, plant, write_notes
+
 Message = dict[str, Any]
 
-RECALL = "Please remind me: what is my locker code?"
 TITLE = "Write a title of 3 to 6 words for this conversation:"
 
-_NOTES = (
-    "Please keep answers short and polite.",
-    "The notes are updated once a week.",
-    "Keep the tone friendly.",
-    "Backups are made every night.",
-    "All times are local times.",
-    "Every change needs a second pair of eyes.",
-    "If something is unclear, say so.",
-    "Support requests are answered within two days.",
-)
 _USER_TEXTS = (
     "Hello!",
     "What can you do?",
@@ -44,11 +35,6 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-
-
-def canary_of(number: int) -> str:
-    """Return the locker code of a conversation; there are 9,000 different ones."""
-    return str(1000 + number * 1237 % 9000)
 
 
 def user_text(pick: int) -> str:
@@ -76,7 +62,7 @@ class Conversation:
 
     def __post_init__(self) -> None:
         self.canary = canary_of(self.number)
-        notes = " ".join(_NOTES[i % len(_NOTES)] for i in range(10 + self.number % 3 * 12))
+        notes = write_notes(10 + self.number % 3 * 12)
         name = "the team" if self.number % 3 == 0 else f"ticket {self.number}"
         text = f"You are a helpful assistant of {name}. {notes}"
         self.messages = [{"role": "system", "content": text}]
@@ -84,7 +70,7 @@ class Conversation:
     @property
     def opening(self) -> str:
         """The first user message, which contains the canary."""
-        return f"My locker code is {self.canary}."
+        return plant(self.canary)
 
     @property
     def is_marked(self) -> bool:
