@@ -1,4 +1,4 @@
-"""Drives the scheduler with a runner whose states are token prefixes, one request or one step."""
+"""Drives the scheduler by request or by step, with a runner whose states are token prefixes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COST = CostModel(slot_bytes=1000, page_bytes=640)
 
 
 def next_token(prefix: Prefix) -> int:
-    """Depend on every token of the prefix, so that a foreign state changes the answer."""
+    """Return a token that depends on the whole prefix, so that a wrong state changes the output."""
     return 10 + hash(prefix) % 1000
 
 
 @dataclass
 class Outcome:
-    """Everything that one request caused."""
+    """The events and step plans of one request."""
 
     events: list[events.Event]
     steps: list[StepPlan]
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass
 class Core:
-    """A scheduler and a runner; every step is followed by a check of all invariants."""
+    """A scheduler and a runner. All invariants are checked after every step."""
 
     lanes: int = 1
     entries: int = 0
@@ -140,7 +140,7 @@ class Core:
         return plan, happened
 
     def drain(self) -> Outcome:
-        """Step until nothing is left to do, one second a request."""
+        """Step until the scheduler has no work left, then advance the clock by one second."""
         outcome = Outcome([], [])
         while self.scheduler.has_work:
             plan, happened = self.step()
@@ -150,12 +150,12 @@ class Core:
         return outcome
 
     def run(self, prompt: Sequence[int], **options: Any) -> Outcome:
-        """Serve one request from arrival to its end."""
+        """Serve one request from arrival to completion."""
         self.submit(prompt, **options)
         return self.drain()
 
     def plan(self, request: Request) -> AdmissionPlan | None:
-        """Plan an admission without carrying it out."""
+        """Return the admission plan of a request without executing it."""
         return AdmissionPlanner(self.scheduler.holdings, self.rules, self.now_s).plan(request)
 
     def kept(self) -> list[KeptSequence]:

@@ -1,6 +1,6 @@
-"""Runs a scenario one call of the scheduler at a time, so that a run can be copied before a call.
+"""Runs a scenario one scheduler call at a time, so that a snapshot can be taken before each call.
 
-Owns the order of the calls. It does not choose fault points or check results.
+Defines the order of the calls. Does not choose fault points or check results.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kvreg_service.core.step import StepPlan, StepResult
 
 TENANT = "tenant"
 MAX_CALLS = 400
-"""More than any scenario needs: a run that takes more has lost a request."""
+"""More calls than any scenario needs. A longer run means that a request never completed."""
 
 Call = Literal["schedule", "commit", "cancel", "drop"]
 
 
 @dataclass
 class ScenarioRun:
-    """A scheduler and its runner, with the requests of a scenario submitted.
+    """A scheduler and its runner, after the requests of a scenario are submitted.
 
-    After ``steps_before_cancel`` steps the first request is cancelled. With ``dropped`` the run is
-    one call: it drops the kept sequence at that index.
+    After ``steps_before_cancel`` steps the first request is cancelled. With ``dropped``, the
+    run starts by dropping the kept sequence at that index.
     """
 
     core: Any
@@ -45,7 +45,7 @@ class ScenarioRun:
     def begin(
         cls, make_core: Callable[..., Any], scenario: Scenario, **options: int | None
     ) -> ScenarioRun:
-        """Serve the kept prompts of a scenario, and submit the requests it is about."""
+        """Serve the ``kept`` requests of a scenario and submit the ``submitted`` ones."""
         core_options = dict(scenario.options)
         quota = core_options.pop("quota", None)
         core = make_core(**core_options)
@@ -53,15 +53,15 @@ class ScenarioRun:
             core.scheduler.custody.set_quotas({TENANT: quota}, core.now_s)
         for request in scenario.kept:
             core.run(**request)
-        requests = {core.submit(**request): request for request in scenario.asked}
+        requests = {core.submit(**request): request for request in scenario.submitted}
         return cls(core, requests, **options)
 
     def snapshot(self) -> bytes:
-        """Return a copy of the run, which `pickle.loads` brings back."""
+        """Return the pickled run. `pickle.loads` restores it."""
         return pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL)
 
     def next_call(self) -> Call | None:
-        """Return the call that `advance` makes; None at the end of the run."""
+        """Return the call that `advance` makes next; None when the run is complete."""
         if self._executed is not None:
             return "commit"
         if self._num_other_calls == 0 and self.dropped is not None:
@@ -83,10 +83,10 @@ class ScenarioRun:
             case "drop":
                 self._drop(observed)
             case None:
-                raise AssertionError("the run is at its end")
+                raise AssertionError("the run is complete")
 
     def finish(self) -> None:
-        """Make all calls that are left."""
+        """Make all remaining calls."""
         for _ in range(MAX_CALLS):
             if self.next_call() is None:
                 return
@@ -119,7 +119,7 @@ class ScenarioRun:
         assert self.dropped is not None
         self._num_other_calls += 1
         sequence = self.core.kept()[self.dropped]
-        # The caller of `drop` gets the fault; the pools must be consistent nevertheless.
+        # `drop` raises the fault to its caller; the pools must still be consistent.
         with suppress(InjectedFault), observed:
             self.core.scheduler.custody.drop(sequence.sequence_id)
         self.core.scheduler.check_invariants()

@@ -1,4 +1,4 @@
-"""Conversations that begin with the same head, for the tests of anchors."""
+"""Conversations that share a head (prompt prefix), for the anchor tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvreg_service.core.request import Head
 THEIRS = Identity(b"epoch", "theirs")
 HEAD_TOKENS = 200
 WHOLE = 192
-"""What of a head of 200 tokens fills whole pages."""
+"""The part of a 200-token head that fills whole pages."""
 
 
 def system(number: int, length: int = HEAD_TOKENS) -> list[int]:
@@ -20,7 +20,7 @@ def chat(number: int, question: int, length: int = HEAD_TOKENS) -> list[int]:
 
 
 def begin(core, number, question, *, marked=False, length=HEAD_TOKENS, run=True, **options):
-    """Begin a conversation with a shared head; its checkpoint lies before the last token."""
+    """Begin a conversation with a shared head and a checkpoint before the last token."""
     prompt = chat(number, question, length)
     options = {"boundary": len(prompt) - 1, "max_tokens": 3, **options}
     do = core.run if run else core.submit
@@ -28,7 +28,7 @@ def begin(core, number, question, *, marked=False, length=HEAD_TOKENS, run=True,
 
 
 def heads_of(core) -> list[int]:
-    """The first tokens of the kept heads, which tell them apart."""
+    """Return the numbers of the kept heads, from their first tokens."""
     return [
         anchor.sequence.ledger.tokens[0] // 10_000 for anchor in core.scheduler.holdings.anchors
     ]

@@ -1,4 +1,4 @@
-"""An anchor is never changed, leaves nothing half-way, and goes only when it must."""
+"""Lifetime of anchors: immutable once captured, captured completely or not at all, eviction."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from kvreg_service.core.events import (
 from kvreg_service.core.labels import EvictionReason
 from kvreg_service.core.request import Head
 
-# Never changed.
+# Immutability.
 
 
-def test_a_head_is_not_changed_by_the_conversation_that_left_it(make_core):
+def test_an_anchor_is_not_changed_by_the_conversation_that_created_it(make_core):
     core = make_core(entries=1, anchors=1)
     first = begin(core, 1, 1, max_tokens=100)
     prompt = [*chat(1, 1), *first.answer, *range(300)]
@@ -37,7 +37,7 @@ def test_a_head_is_not_changed_by_the_conversation_that_left_it(make_core):
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 2)))
 
 
-def test_a_head_is_not_changed_by_who_goes_back_to_a_point_before_it(make_core):
+def test_an_anchor_is_not_changed_by_a_request_that_diverges_before_its_end(make_core):
     core = make_core(entries=0, anchors=1)
     prompt = chat(1, 1)
     core.run(prompt[:151], boundary=150)
@@ -49,7 +49,7 @@ def test_a_head_is_not_changed_by_who_goes_back_to_a_point_before_it(make_core):
     assert (again.cached, again.answer) == (WHOLE, cold_answer(make_core, chat(1, 2)))
 
 
-def test_a_head_stays_when_the_conversation_that_left_it_is_given_up(make_core):
+def test_an_anchor_stays_when_the_conversation_that_created_it_is_dropped(make_core):
     core = make_core(entries=0, anchors=1)
     first = begin(core, 1, 1).admission.sequence_id
     core.scheduler.custody.drop(first)
@@ -57,7 +57,7 @@ def test_a_head_stays_when_the_conversation_that_left_it_is_given_up(make_core):
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 2)))
 
 
-def test_conversations_that_began_there_outlive_the_anchor(make_core):
+def test_conversations_that_attached_to_an_anchor_outlive_it(make_core):
     core = make_core(entries=1, anchors=1)
     begin(core, 1, 1)
     second = begin(core, 1, 2)
@@ -68,7 +68,7 @@ def test_conversations_that_began_there_outlive_the_anchor(make_core):
     assert outcome.answer == cold_answer(make_core, prompt)
 
 
-def test_an_anchor_may_go_while_a_request_that_began_there_runs(make_core):
+def test_an_anchor_can_be_dropped_while_a_request_attached_to_it_runs(make_core):
     core = make_core(anchors=1, chunk_tokens=16)
     begin(core, 1, 1)
     begin(core, 1, 2, run=False)
@@ -78,16 +78,16 @@ def test_an_anchor_may_go_while_a_request_that_began_there_runs(make_core):
     assert outcome.answer == cold_answer(make_core, chat(1, 2))
 
 
-def test_its_pages_are_held_once(make_core):
+def test_the_pages_of_an_anchor_are_shared_with_its_conversations(make_core):
     core = make_core(entries=2, anchors=1)
     for question in range(3):
         begin(core, 1, question)
     pages = core.scheduler.holdings.pages
-    # Three pages of the head, and one for what follows of each of the three conversations.
+    # Three shared pages of the head, and one page for the rest of each of the three conversations.
     assert core.num_pages - pages.num_free == 3 + 3
 
 
-# Requests that leave nothing.
+# Requests that are not retained, fail or are cancelled.
 
 
 def test_a_request_that_is_not_retained_uses_an_anchor(make_core):
@@ -99,14 +99,14 @@ def test_a_request_that_is_not_retained_uses_an_anchor(make_core):
     assert [len(one.ledger) for one in core.kept()] == [WHOLE]
 
 
-def test_a_request_that_is_not_retained_leaves_no_anchor_and_no_trace_of_its_head(make_core):
+def test_a_request_that_is_not_retained_captures_no_anchor_and_does_not_count_its_head(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     begin(core, 1, 2)
     core.now_s += 500.0
     for _ in range(3):
         assert not begin(core, 2, 1, retain=False).of(AnchorCaptured)
-    assert not begin(core, 2, 1).of(AnchorCaptured), "it counts as seen for the first time"
+    assert not begin(core, 2, 1).of(AnchorCaptured), "the head counts as new"
 
 
 def test_a_step_that_fails_while_it_captures_an_anchor_keeps_none(make_core):
@@ -120,7 +120,7 @@ def test_a_step_that_fails_while_it_captures_an_anchor_keeps_none(make_core):
     assert begin(core, 1, 2).cached == 0
 
 
-def test_a_step_that_fails_while_it_captures_an_anchor_leaves_the_checkpoint(make_core):
+def test_a_step_that_fails_while_it_captures_an_anchor_preserves_the_checkpoint(make_core):
     core = make_core(anchors=1)
     core.run([*system(1, 100), 7], boundary=100)
     request_id = core.submit(chat(1, 1), heads=(Head(HEAD_TOKENS),))
@@ -129,7 +129,7 @@ def test_a_step_that_fails_while_it_captures_an_anchor_leaves_the_checkpoint(mak
     assert core.run([*system(1, 100), 5, 5]).cached == 100
 
 
-def test_a_place_whose_capture_failed_is_given_to_the_next(make_core):
+def test_an_anchor_place_is_reused_after_a_failed_capture(make_core):
     core = make_core(anchors=1)
     core.runner.fails_moves = False
     request_id = begin(core, 1, 1, run=False)
@@ -146,7 +146,7 @@ def test_cancelling_before_the_head_ends_leaves_no_anchor(make_core):
     assert anchors_of(core) == []
 
 
-def test_cancelling_behind_the_head_leaves_the_anchor(make_core):
+def test_cancelling_after_the_head_keeps_the_anchor(make_core):
     core = make_core(anchors=1, chunk_tokens=WHOLE)
     request_id = begin(core, 1, 1, run=False)
     core.step()
@@ -154,7 +154,7 @@ def test_cancelling_behind_the_head_leaves_the_anchor(make_core):
     assert begin(core, 1, 2).cached == WHOLE
 
 
-def test_a_failed_beginning_at_an_anchor_is_computed_from_nothing_and_leaves_it(make_core):
+def test_a_failed_attach_to_an_anchor_is_a_cold_prefill_and_keeps_the_anchor(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     request_id = begin(core, 1, 2, run=False)
@@ -165,7 +165,7 @@ def test_a_failed_beginning_at_an_anchor_is_computed_from_nothing_and_leaves_it(
     assert begin(core, 1, 3).cached == WHOLE
 
 
-def test_an_anchor_that_a_failed_admission_cost_is_told_all_the_same(make_core, monkeypatch):
+def test_an_anchor_evicted_by_a_failed_admission_is_reported(make_core, monkeypatch):
     core = make_core(anchors=1, num_pages=8, max_context_tokens=512)
     begin(core, 1, 1)
     core.scheduler.custody.drop(1)
@@ -183,10 +183,10 @@ def test_an_anchor_that_a_failed_admission_cost_is_told_all_the_same(make_core, 
     assert evicted == [(0, EvictionReason.FAILED)]
 
 
-# Under pressure, by hand, pinned.
+# Page pressure, explicit drops and pins.
 
 
-def test_an_anchor_is_given_up_for_pages_like_anything_kept(make_core):
+def test_an_anchor_is_evicted_under_page_pressure_like_any_kept_sequence(make_core):
     core = make_core(anchors=1, num_pages=8, max_context_tokens=512)
     begin(core, 1, 1)
     outcome = core.run([8] * 500, max_tokens=12)
@@ -196,7 +196,9 @@ def test_an_anchor_is_given_up_for_pages_like_anything_kept(make_core):
     assert begin(core, 1, 2).cached == 0
 
 
-def test_an_anchor_whose_pages_a_running_request_shares_stays_while_others_have_some(make_core):
+def test_an_anchor_that_shares_pages_with_a_running_request_is_evicted_after_other_sequences(
+    make_core,
+):
     core = make_core(lanes=2, anchors=1, num_pages=12, max_context_tokens=512)
     begin(core, 1, 1)
     core.run([*system(3, 250), 7], boundary=250, max_tokens=1)
@@ -206,7 +208,7 @@ def test_an_anchor_whose_pages_a_running_request_shares_stays_while_others_have_
     assert heads_of(core) == [1]
 
 
-def test_an_anchor_is_dropped_by_its_id(make_core):
+def test_an_anchor_is_dropped_by_its_sequence_id(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)
@@ -215,7 +217,7 @@ def test_an_anchor_is_dropped_by_its_id(make_core):
     assert begin(core, 1, 1, may_reuse=False).of(AnchorCaptured)
 
 
-def test_a_pinned_anchor_yields_to_no_head(make_core):
+def test_a_pinned_anchor_is_not_replaced_by_another_head(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)
@@ -226,7 +228,7 @@ def test_a_pinned_anchor_yields_to_no_head(make_core):
     assert heads_of(core) == [1]
 
 
-def test_a_pinned_anchor_is_not_taken_for_pages(make_core):
+def test_a_pinned_anchor_is_not_evicted_for_pages(make_core):
     core = make_core(anchors=1, num_pages=12, max_context_tokens=512)
     begin(core, 1, 1)
     (anchor,) = anchors_of(core)

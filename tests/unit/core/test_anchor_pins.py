@@ -1,4 +1,4 @@
-"""A pin on an anchor counts against anchor places, as one on a session does against entries."""
+"""Pins on anchors count against anchor places; pins on sessions count against entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pin(core, sequence):
     core.scheduler.custody.pin(sequence.sequence_id, 1000.0, core.now_s)
 
 
-def test_pins_leave_the_anchors_of_quotas(make_core):
+def test_a_pin_is_refused_where_quotas_reserve_the_anchor_places(make_core):
     core = make_core(entries=2, anchors=2)
     core.scheduler.custody.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
     _begin(core, 1)
@@ -43,7 +43,7 @@ def test_pins_leave_the_anchors_of_quotas(make_core):
         _pin(core, second)
 
 
-def test_a_pin_keeps_no_tenant_from_an_anchor_of_its_quota(make_core):
+def test_a_pin_does_not_block_an_anchor_within_another_tenants_quota(make_core):
     core = make_core(entries=2, anchors=1)
     _begin(core, 1)
     _pin(core, *_anchors(core))
@@ -52,7 +52,7 @@ def test_a_pin_keeps_no_tenant_from_an_anchor_of_its_quota(make_core):
     assert len(_anchors(core, THEIRS.tenant)) == 1
 
 
-def test_a_tenant_keeps_no_more_anchors_than_its_quota_allows_although_they_are_pinned(make_core):
+def test_pinned_anchors_above_a_reduced_quota_are_evicted(make_core):
     core = make_core(entries=2, anchors=1)
     core.scheduler.custody.set_quotas({THEIRS.tenant: ONE_OF_EACH}, core.now_s)
     _begin(core, 1, identity=THEIRS)
@@ -61,7 +61,7 @@ def test_a_tenant_keeps_no_more_anchors_than_its_quota_allows_although_they_are_
     assert _anchors(core, THEIRS.tenant) == []
 
 
-def test_pinned_anchors_take_no_entry_from_pinned_sessions(make_core):
+def test_pinned_anchors_do_not_count_against_entries(make_core):
     core = make_core(entries=1, anchors=1)
     _begin(core, 1, boundary=66)
     _pin(core, *_anchors(core))

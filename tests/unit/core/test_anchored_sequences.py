@@ -1,4 +1,4 @@
-"""A conversation counts an anchor as keeping its beginning only while it begins like the anchor."""
+"""A sequence is credited with an anchor only while it starts with the tokens of the anchor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvreg_service.core.request import Head
 
 HEAD_TOKENS = 192
 BOUNDARY = 100
-"""Ahead of the head's end, as in a tool loop whose later results are marked."""
+"""Before the end of the head, as in a tool loop that marks later tool results."""
 
 
 def _begin(core):
@@ -15,7 +15,7 @@ def _begin(core):
     return sequence
 
 
-def test_conversation_that_goes_on_from_before_its_anchors_end_is_worth_what_it_holds(make_core):
+def test_a_conversation_resumed_before_its_anchors_end_owns_all_its_bytes(make_core):
     core = make_core(anchors=1)
     sequence = _begin(core)
     assert sequence.anchored_tokens == HEAD_TOKENS
@@ -25,7 +25,7 @@ def test_conversation_that_goes_on_from_before_its_anchors_end_is_worth_what_it_
     assert cost.own_bytes(sequence) == cost.held_bytes(sequence)
 
 
-def test_conversation_that_goes_on_behind_its_anchors_end_still_counts_it(make_core):
+def test_a_conversation_resumed_after_its_anchors_end_keeps_its_anchored_tokens(make_core):
     core = make_core(anchors=1)
     sequence = _begin(core)
     core.run([*sequence.ledger.tokens, 7, 8], max_tokens=2)

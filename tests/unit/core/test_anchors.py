@@ -1,4 +1,4 @@
-"""Heads that many conversations begin with: which are kept, found, and given up for others."""
+"""Anchors (shared prompt prefixes): capture, matching, alignment to pages and replacement."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kvreg_service.core.events import AnchorCaptured, Evicted
 from kvreg_service.core.labels import Attach, EvictionReason, ReusePath
 from kvreg_service.core.request import Head
 
-# Found.
+# Matching.
 
 
-def test_the_second_conversation_with_the_same_head_begins_at_it(make_core):
+def test_the_second_conversation_with_the_same_head_reuses_its_anchor(make_core):
     core = make_core(anchors=1)
     first = begin(core, 1, 1)
     assert [(e.position, e.anchor, e.is_marked) for e in first.of(AnchorCaptured)] == [
@@ -37,7 +37,7 @@ def test_the_second_conversation_with_the_same_head_begins_at_it(make_core):
     )
 
 
-def test_without_places_for_anchors_there_are_none(make_core):
+def test_without_anchor_places_no_anchor_is_captured(make_core):
     core = make_core(anchors=0)
     begin(core, 1, 1)
     assert begin(core, 1, 2).cached == 0
@@ -45,7 +45,9 @@ def test_without_places_for_anchors_there_are_none(make_core):
 
 @pytest.mark.parametrize("chunk_tokens", [16, 64, 100, 512])
 @pytest.mark.parametrize("keep", [True, False])
-def test_ten_conversations_share_a_head_and_are_answered_as_if_alone(make_core, keep, chunk_tokens):
+def test_ten_conversations_share_a_head_and_get_the_output_of_a_cold_run(
+    make_core, keep, chunk_tokens
+):
     core = make_core(entries=2, anchors=1, keep_current=keep, chunk_tokens=chunk_tokens)
     for question in range(10):
         outcome = begin(core, 1, question)
@@ -53,7 +55,7 @@ def test_ten_conversations_share_a_head_and_are_answered_as_if_alone(make_core, 
         assert outcome.answer == cold_answer(make_core, chat(1, question))
 
 
-def test_a_conversation_that_began_at_an_anchor_goes_on_by_itself(make_core):
+def test_the_next_turn_of_an_anchored_conversation_reuses_its_own_sequence(make_core):
     core = make_core(entries=1, anchors=1)
     begin(core, 1, 1)
     second = begin(core, 1, 2)
@@ -69,17 +71,17 @@ def test_a_longer_reuse_than_the_anchor_is_preferred(make_core):
     assert begin(core, 1, 1).admission.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
 
 
-def test_of_equal_reuse_an_entry_is_preferred_to_an_anchor(make_core):
+def test_an_entry_is_preferred_to_an_anchor_with_the_same_cached_tokens(make_core):
     core = make_core(entries=3, anchors=1)
     core.run([*system(1, WHOLE), 9], boundary=WHOLE, max_tokens=1)
     core.run([*system(2), 9], max_tokens=1)
     begin(core, 1, 1, may_reuse=False, retain=True)
-    assert heads_of(core) == [1], "the precondition of this test"
+    assert heads_of(core) == [1], "precondition of this test"
     admission = core.run(chat(1, 2)).admission
     assert (admission.cached_tokens, admission.attach) == (WHOLE, Attach.REGISTRY)
 
 
-def test_of_several_heads_the_longest_that_fits_is_used(make_core):
+def test_the_longest_matching_anchor_is_used(make_core):
     core = make_core(anchors=2)
     heads = (Head(70), Head(140))
     core.run(chat(1, 1), heads=heads)
@@ -88,20 +90,20 @@ def test_of_several_heads_the_longest_that_fits_is_used(make_core):
     assert core.run([*system(1, 100), *[3] * 60], heads=heads[:1]).cached == 64
 
 
-def test_an_anchor_is_used_without_being_named(make_core):
+def test_an_anchor_is_matched_without_heads_in_the_request(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     assert core.run(chat(1, 2)).cached == WHOLE
 
 
-def test_one_token_is_left_to_compute_behind_an_anchor(make_core):
+def test_at_least_one_token_is_computed_after_an_anchor(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     assert core.run(system(1, WHOLE)).cached == 0
     assert core.run(system(1, WHOLE + 1)).cached == WHOLE
 
 
-def test_a_head_is_kept_once(make_core):
+def test_a_head_is_captured_once(make_core):
     core = make_core(anchors=2)
     for question in range(4):
         begin(core, 1, question)
@@ -109,7 +111,7 @@ def test_a_head_is_kept_once(make_core):
     assert heads_of(core) == [1]
 
 
-def test_a_request_that_may_not_reuse_begins_from_nothing(make_core):
+def test_a_request_that_may_not_reuse_is_a_cold_prefill(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     outcome = begin(core, 1, 2, may_reuse=False)
@@ -117,7 +119,7 @@ def test_a_request_that_may_not_reuse_begins_from_nothing(make_core):
     assert outcome.answer == cold_answer(make_core, chat(1, 2))
 
 
-def test_another_tenant_never_begins_at_it(make_core):
+def test_an_anchor_is_never_reused_by_another_tenant(make_core):
     core = make_core(anchors=2)
     begin(core, 1, 1)
     assert begin(core, 1, 2, identity=THEIRS).cached == 0
@@ -125,40 +127,40 @@ def test_another_tenant_never_begins_at_it(make_core):
     assert heads_of(core) == [1, 1]
 
 
-# Cut to whole pages.
+# Alignment to pages.
 
 
 @pytest.mark.parametrize(
     ("length", "position"), [(63, None), (64, 64), (127, 64), (128, 128), (129, 128)]
 )
-def test_a_head_is_cut_to_whole_pages(make_core, length, position):
+def test_a_head_is_truncated_to_whole_pages(make_core, length, position):
     core = make_core(anchors=1)
     captured = begin(core, 1, 1, length=length).of(AnchorCaptured)
     assert [event.position for event in captured] == ([position] if position else [])
 
 
-def test_heads_behind_the_position_and_ahead_of_the_end_count():
+def test_aligned_returns_only_heads_after_the_position_and_before_the_end():
     heads = (Head(60), Head(130), Head(200), Head(260))
     assert aligned(heads, after=128, before=256) == (Head(192),)
     assert aligned(heads, after=0, before=257) == (Head(128), Head(192), Head(256))
 
 
-def test_a_mark_counts_for_all_that_end_in_the_same_page():
+def test_heads_that_end_in_the_same_page_are_marked_if_any_of_them_is():
     assert aligned((Head(130, True), Head(140)), after=0, before=500) == (Head(128, True),)
     assert aligned((Head(130), Head(140, True)), after=0, before=500) == (Head(128, True),)
 
 
-# Who gets a place.
+# Replacement.
 
 
-def test_a_place_that_is_empty_is_taken_before_anybody_is_given_up(make_core):
+def test_an_empty_anchor_place_is_used_before_an_anchor_is_evicted(make_core):
     core = make_core(anchors=2)
     begin(core, 1, 1)
     assert [event.anchor for event in begin(core, 2, 1).of(AnchorCaptured)] == [1]
     assert heads_of(core) == [1, 2]
 
 
-def test_one_off_heads_do_not_push_out_a_proven_one(make_core):
+def test_heads_seen_once_do_not_replace_a_proven_anchor(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     begin(core, 1, 2)
@@ -167,7 +169,7 @@ def test_one_off_heads_do_not_push_out_a_proven_one(make_core):
     assert heads_of(core) == [1]
 
 
-def test_a_head_that_was_seen_before_replaces_a_less_valuable_proven_one(make_core):
+def test_a_head_seen_before_replaces_a_less_valuable_proven_anchor(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     begin(core, 1, 2)
@@ -179,7 +181,7 @@ def test_a_head_that_was_seen_before_replaces_a_less_valuable_proven_one(make_co
     assert heads_of(core) == [2]
 
 
-def test_a_head_that_was_seen_before_does_not_replace_a_more_valuable_one(make_core):
+def test_a_head_seen_before_does_not_replace_a_more_valuable_anchor(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1, length=1500)
     begin(core, 1, 2, length=1500)
@@ -188,7 +190,7 @@ def test_a_head_that_was_seen_before_does_not_replace_a_more_valuable_one(make_c
     assert heads_of(core) == [1]
 
 
-def test_candidates_compete_among_themselves(make_core):
+def test_a_head_seen_once_replaces_a_candidate_and_not_a_proven_anchor(make_core):
     core = make_core(anchors=2)
     begin(core, 1, 1)
     begin(core, 1, 2)
@@ -198,7 +200,7 @@ def test_candidates_compete_among_themselves(make_core):
     assert heads_of(core) == [1, 3]
 
 
-def test_a_marked_head_replaces_a_proven_one_at_first_sight(make_core):
+def test_a_marked_head_replaces_a_proven_anchor_on_its_first_request(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     begin(core, 1, 2)
@@ -208,7 +210,7 @@ def test_a_marked_head_replaces_a_proven_one_at_first_sight(make_core):
     assert heads_of(core) == [2]
 
 
-def test_a_marked_head_is_proven_from_the_beginning(make_core):
+def test_a_marked_head_is_proven_at_capture(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1, marked=True)
     core.now_s += 500.0
@@ -216,8 +218,8 @@ def test_a_marked_head_is_proven_from_the_beginning(make_core):
     assert heads_of(core) == [1]
 
 
-def test_what_is_computed_behind_an_anchor_does_not_count_its_head_again(make_core):
-    """A conversation with many turns has shown its head once."""
+def test_later_turns_of_a_conversation_do_not_count_its_head_again(make_core):
+    """The head of a conversation with many turns counts as seen once."""
     core = make_core(anchors=1)
     begin(core, 1, 1)
     begin(core, 1, 2)
@@ -232,24 +234,24 @@ def test_what_is_computed_behind_an_anchor_does_not_count_its_head_again(make_co
 
 
 def _two_heads_in_one_step(core, numbers):
-    """Admit two requests, the first of which stops once more on its way; return that step."""
+    """Admit two requests that reach the end of their heads in one step; return its captures."""
     for number, heads in zip(numbers, [(64, HEAD_TOKENS), (HEAD_TOKENS,)], strict=True):
         prompt = chat(number, len(core.log))
         core.submit(prompt, max_tokens=3, heads=tuple(Head(length) for length in heads))
     core.step()
     plan, happened = core.step()
-    assert [work.end for work in plan.work] == [WHOLE, WHOLE], "the precondition of these tests"
+    assert [work.end for work in plan.work] == [WHOLE, WHOLE], "precondition of these tests"
     return [event for event in happened if isinstance(event, AnchorCaptured)]
 
 
-def test_two_lanes_that_end_the_same_head_in_one_step_keep_it_once(make_core):
+def test_two_lanes_that_reach_the_same_head_in_one_step_capture_it_once(make_core):
     core = make_core(lanes=2, anchors=2)
     assert len(_two_heads_in_one_step(core, [1, 1])) == 1
     core.drain()
     assert [len(anchor.sequence.ledger) for anchor in anchors_of(core)] == [64, WHOLE]
 
 
-def test_two_lanes_that_end_two_heads_in_one_step_get_a_place_each(make_core):
+def test_two_lanes_that_reach_two_heads_in_one_step_get_a_place_each(make_core):
     core = make_core(lanes=2, anchors=2)
     captured = _two_heads_in_one_step(core, [1, 2])
     assert sorted(event.anchor for event in captured) == [0, 1]
@@ -259,7 +261,7 @@ def test_two_lanes_that_end_two_heads_in_one_step_get_a_place_each(make_core):
         assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(number, 5)))
 
 
-def test_two_lanes_that_end_two_heads_in_one_step_do_not_share_the_only_place(make_core):
+def test_two_lanes_that_reach_two_heads_in_one_step_do_not_share_the_only_place(make_core):
     core = make_core(lanes=2, anchors=1)
     assert len(_two_heads_in_one_step(core, [1, 2])) == 1
     core.drain()
@@ -267,7 +269,7 @@ def test_two_lanes_that_end_two_heads_in_one_step_do_not_share_the_only_place(ma
     assert (outcome.cached, outcome.answer) == (WHOLE, cold_answer(make_core, chat(1, 5)))
 
 
-def test_a_mark_proves_a_head_that_is_kept_already(make_core):
+def test_a_mark_proves_an_anchor_that_is_already_kept(make_core):
     core = make_core(anchors=1)
     begin(core, 1, 1)
     (candidate,) = anchors_of(core)

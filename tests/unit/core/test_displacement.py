@@ -1,4 +1,4 @@
-"""Which lane runs a request, and what becomes of the sequence that was on it."""
+"""Lane selection for a request, and displacement of the sequence on that lane."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _text(number: int, length: int) -> list[int]:
 
 
 def _keep(core, number, length=150, **options):
-    """Serve a session; its checkpoint sits at ``length``."""
+    """Serve a session with a checkpoint at ``length``."""
     return core.run([*_text(number, length), 7, 8], boundary=length, **options)
 
 
@@ -28,14 +28,14 @@ def _evicted(outcome) -> list[tuple[int, EvictionReason]]:
 
 
 @pytest.mark.parametrize("lanes", [2, 3])
-def test_a_spare_lane_is_used_before_a_session_is_displaced(make_core, lanes):
+def test_an_empty_lane_is_used_before_a_session_is_displaced(make_core, lanes):
     core = make_core(lanes=lanes, entries=1)
     outcomes = [_keep(core, number) for number in range(lanes)]
     assert {outcome.admission.lane for outcome in outcomes} == set(range(lanes))
     assert not [event for outcome in outcomes for event in outcome.of(Detached)]
 
 
-def test_a_session_is_continued_on_its_own_lane(make_core):
+def test_a_session_is_resumed_on_its_own_lane(make_core):
     core = make_core(lanes=3, entries=1)
     lanes = [_keep(core, number).admission.lane for number in range(2)]
     outcomes = [_back(core, number) for number in range(2)]
@@ -44,7 +44,7 @@ def test_a_session_is_continued_on_its_own_lane(make_core):
 
 
 @pytest.mark.parametrize("policy", ["cost", "none"])
-def test_a_displaced_session_goes_to_an_empty_entry(make_core, policy):
+def test_a_displaced_session_is_detached_to_an_empty_entry(make_core, policy):
     core = make_core(entries=2, policy=policy)
     _keep(core, 0)
     outcome = _keep(core, 1)
@@ -52,14 +52,14 @@ def test_a_displaced_session_goes_to_an_empty_entry(make_core, policy):
     assert not outcome.of(Evicted)
 
 
-def test_without_entries_a_displaced_session_is_lost(make_core):
+def test_without_entries_a_displaced_session_is_evicted(make_core):
     core = make_core(entries=0)
     _keep(core, 0)
     assert _evicted(_keep(core, 1)) == [(1, EvictionReason.DISPLACED)]
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_exchange_keeps_both_with_one_entry_and_everything_full(make_core, keep):
+def test_exchange_keeps_both_sessions_when_lane_and_entry_are_full(make_core, keep):
     core = make_core(entries=1, keep_current=keep)
     _keep(core, 0)
     _keep(core, 1)
@@ -71,7 +71,9 @@ def test_exchange_keeps_both_with_one_entry_and_everything_full(make_core, keep)
 
 
 @pytest.mark.parametrize("policy", ["cost", "none"])
-def test_without_exchange_the_entry_that_is_attached_is_not_free_in_time(make_core, policy):
+def test_without_exchange_the_displaced_session_is_evicted_although_the_attach_frees_an_entry(
+    make_core, policy
+):
     core = make_core(entries=1, exchange=False, policy=policy)
     _keep(core, 0)
     _keep(core, 1)
@@ -80,7 +82,7 @@ def test_without_exchange_the_entry_that_is_attached_is_not_free_in_time(make_co
     assert _evicted(outcome) == [(2, EvictionReason.DISPLACED)]
 
 
-def test_a_less_valuable_entry_is_emptied_for_a_displaced_session(make_core):
+def test_a_less_valuable_entry_is_evicted_for_a_displaced_session(make_core):
     core = make_core(entries=1)
     _keep(core, 0, SHORT)
     _keep(core, 1, LONG)
@@ -89,21 +91,21 @@ def test_a_less_valuable_entry_is_emptied_for_a_displaced_session(make_core):
     assert [event.sequence_id for event in outcome.of(Detached)] == [2]
 
 
-def test_the_least_valuable_of_all_is_the_displaced_one_itself(make_core):
+def test_a_displaced_session_is_evicted_if_it_is_the_least_valuable(make_core):
     core = make_core(entries=1)
     _keep(core, 0, LONG)
     _keep(core, 1, SHORT)
     assert _evicted(_keep(core, 2)) == [(2, EvictionReason.DISPLACED)]
 
 
-def test_of_several_entries_the_least_valuable_is_emptied(make_core):
+def test_the_least_valuable_entry_is_evicted(make_core):
     core = make_core(entries=3)
     for number, length in enumerate((300, 100, 200, LONG)):
         _keep(core, number, length)
     assert _evicted(_keep(core, 4)) == [(2, EvictionReason.ENTRY_NEEDED)]
 
 
-def test_policy_none_empties_no_entry_even_for_a_more_valuable_session(make_core):
+def test_policy_none_evicts_no_entry_for_a_more_valuable_session(make_core):
     core = make_core(entries=1, policy="none")
     _keep(core, 0, SHORT)
     _keep(core, 1, LONG)
@@ -128,7 +130,7 @@ def test_a_busy_lane_is_never_displaced(make_core):
     assert [event.lane for event in happened if isinstance(event, Detached)] == [0]
 
 
-def test_an_entry_is_attached_to_any_lane(make_core):
+def test_an_entry_can_be_attached_to_any_lane(make_core):
     core = make_core(lanes=2, entries=1)
     first = _keep(core, 0).admission
     _keep(core, 1, LONG)
@@ -139,7 +141,7 @@ def test_an_entry_is_attached_to_any_lane(make_core):
 
 
 @pytest.mark.parametrize(("keep", "cached"), [(True, 153), (False, 0)])
-def test_a_session_without_a_checkpoint_survives_only_where_current_is_kept(
+def test_a_session_without_a_checkpoint_is_detached_only_if_current_is_kept(
     make_core, keep, cached
 ):
     core = make_core(entries=1, keep_current=keep)
@@ -150,7 +152,7 @@ def test_a_session_without_a_checkpoint_survives_only_where_current_is_kept(
     assert core.run([*prompt, *answer, 5]).cached == cached
 
 
-def test_dropping_current_gives_the_pages_behind_the_checkpoint_back(make_core):
+def test_dropping_current_frees_the_pages_after_the_checkpoint(make_core):
     core = make_core(entries=1, keep_current=False)
     core.run([*_text(0, 100), 7], boundary=100, max_tokens=200)
     _keep(core, 1)
@@ -163,7 +165,7 @@ def _drop_entry(core, entry):
     return core.scheduler.custody.drop(kept.sequence_id)
 
 
-def test_a_dropped_entry_gives_its_pages_back_and_is_reported(make_core):
+def test_dropping_an_entry_frees_its_pages_and_reports_an_eviction(make_core):
     core = make_core(entries=1)
     _keep(core, 0)
     _keep(core, 1)
@@ -174,7 +176,7 @@ def test_a_dropped_entry_gives_its_pages_back_and_is_reported(make_core):
     assert _back(core, 0).cached == 0
 
 
-def test_an_entry_dropped_while_a_step_is_computed_leaves_that_step_its_events(make_core):
+def test_dropping_an_entry_during_a_step_does_not_take_the_events_of_that_step(make_core):
     core = make_core(entries=1)
     _keep(core, 0)
     request_id = core.submit(_text(1, 100))

@@ -1,4 +1,4 @@
-"""Who goes first when room is needed, whatever the policy, and who may not be taken."""
+"""Eviction order rules common to all policies, and sequences that may not be evicted."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def _order(*sequences, now_s=0.0):
     return [sequence.sequence_id for sequence in sorted(sequences, key=order.rank)]
 
 
-def test_a_superseded_fork_goes_first_however_valuable():
+def test_a_superseded_fork_is_evicted_before_its_branch_whatever_its_value():
     fork = _kept(1, tokens=30_000, num_hits=50, superseded_by=SequenceId(2))
     assert _order(_kept(2, tokens=100, num_hits=52), fork) == [1, 2]
 
 
-def test_a_fork_whose_branch_went_on_once_outlasts_a_side_request():
+def test_a_fork_whose_branch_was_resumed_once_outlasts_a_side_request():
     fork = _kept(1, tokens=1000, superseded_by=SequenceId(2))
     branch, side = _kept(2, tokens=1030, num_hits=1), _kept(3, tokens=50)
     assert _order(branch, fork, side) == [3, 1, 2]
 
 
-def test_a_fork_whose_branch_went_on_once_goes_before_a_session_of_its_size():
+def test_a_fork_whose_branch_was_resumed_once_is_evicted_before_a_session_of_its_size():
     fork = _kept(1, tokens=1000, superseded_by=SequenceId(2))
     branch, session = _kept(2, tokens=1030, num_hits=1), _kept(3, tokens=900)
     assert _order(branch, fork, session)[0] == 1
@@ -63,46 +63,46 @@ def test_a_fork_whose_successor_is_gone_is_ranked_by_its_value():
     assert _order(fork, _kept(2, tokens=100)) == [2, 1]
 
 
-def test_the_less_valuable_goes_first():
+def test_the_least_valuable_is_evicted_first():
     assert _order(_kept(1, tokens=500), _kept(2, tokens=400), _kept(3, tokens=600)) == [2, 1, 3]
 
 
-def test_of_equals_the_older_goes_first():
+def test_among_equal_values_the_oldest_is_evicted_first():
     assert _order(_kept(2), _kept(1), _kept(3)) == [1, 2, 3]
 
 
-def test_a_pinned_sequence_goes_last_and_may_not_be_taken():
+def test_a_pinned_sequence_ranks_last_and_may_not_be_evicted():
     pinned, session = _kept(1, tokens=10, pinned_until_s=5.0), _kept(2, tokens=9000)
     order = EvictionOrder([pinned, session], [], CostPolicy(COST), {}, 4.0)
     assert order.rank(pinned) > order.rank(session)
     assert order.first([pinned], "tenant") is None
 
 
-def test_a_pin_ends_by_itself():
+def test_a_sequence_may_be_evicted_when_its_pin_has_expired():
     pinned = _kept(1, pinned_until_s=5.0)
     assert EvictionOrder([pinned], [], CostPolicy(COST), {}, 5.0).first([pinned], "b") is pinned
 
 
-def test_what_a_tenant_with_a_quota_keeps_is_its_own_to_give_up():
+def test_a_sequence_within_a_quota_is_evicted_only_for_its_own_tenant():
     kept = _kept(1, tenant="a")
     order = EvictionOrder([kept], [], CostPolicy(COST), {"a": Quota(1, 9)}, 0.0)
     assert order.first([kept], "b") is None
     assert order.first([kept], "a") is kept
 
 
-def test_what_a_tenant_without_a_quota_keeps_is_anybodys():
+def test_a_sequence_without_a_quota_may_be_evicted_for_any_tenant():
     kept = _kept(1, tenant="b")
     order = EvictionOrder([kept], [], CostPolicy(COST), {"a": Quota(1, 9)}, 0.0)
     assert order.first([kept], "a") is kept
 
 
-def test_what_a_tenant_has_lent_is_anybodys():
+def test_a_lent_sequence_may_be_evicted_for_any_tenant():
     kept = _kept(1, tenant="a", is_lent=True)
     order = EvictionOrder([kept], [], CostPolicy(COST), {"a": Quota(1, 9)}, 0.0)
     assert order.first([kept], "b") is kept
 
 
-def test_a_fork_counts_at_a_part_of_its_value_under_every_policy():
+def test_every_policy_discounts_the_value_of_a_superseded_fork():
     for name in ("cost", "lru", "lfu", "fifo", "slru", "priority"):
         fork, twin = _kept(1, superseded_by=SequenceId(3)), _kept(2)
         branch = _kept(3, num_hits=1)

@@ -1,4 +1,4 @@
-"""A failure is that request's alone: who was there before it is there after it."""
+"""A failure affects one request only; sequences kept before it stay reusable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _session_cached(core) -> int:
     return core.run([*SESSION, 3, 4], boundary=200).cached
 
 
-def test_a_failed_first_chunk_of_a_side_request_does_not_cost_the_displaced_session(make_core):
+def test_a_failed_first_chunk_of_a_side_request_preserves_the_displaced_session(make_core):
     core = _with_session(make_core)
     core.runner.fails_moves = False
     core.step(fail=[core.submit([9] * 50)])
@@ -37,8 +37,8 @@ def _raise(*_args, **_options):
     raise _Broken
 
 
-# With exchange the session comes back from its entry while another one takes its place; without it
-# the other is detached to an empty entry and a fork of the session stays.
+# With exchange, the session and the one on the lane swap places. Without it, the one on the lane is
+# detached to an empty entry and a fork of the session stays in its entry.
 @pytest.mark.parametrize(
     ("exchange", "owner", "name"),
     [
@@ -56,7 +56,7 @@ def _raise(*_args, **_options):
         (False, "pages", "fork"),
     ],
 )
-def test_an_admission_that_raises_half_way_is_computed_from_nothing_and_leaves_the_pools_consistent(
+def test_an_admission_that_raises_midway_is_a_cold_prefill_and_keeps_the_pools_consistent(
     make_core, monkeypatch, exchange, owner, name
 ):
     core = make_core(entries=2 if exchange else 3, exchange=exchange)
@@ -79,7 +79,7 @@ def test_an_admission_that_raises_half_way_is_computed_from_nothing_and_leaves_t
     (failed,) = [event for event in happened if isinstance(event, ReuseFailed)]
     assert isinstance(failed.error.__cause__, _Broken)
     lost = [event.reason for event in happened if event is not failed]
-    assert set(lost) == {EvictionReason.FAILED}, "nothing else has happened"
+    assert set(lost) == {EvictionReason.FAILED}, "unexpected events"
     expected = make_core().run(follow_up).answer
     cold = core.drain()
     assert (cold.cached, cold.answer) == (0, expected)
@@ -89,7 +89,7 @@ def test_an_admission_that_raises_half_way_is_computed_from_nothing_and_leaves_t
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_failing_side_request_fails_alone(make_core, keep):
+def test_a_failing_side_request_does_not_affect_a_running_request(make_core, keep):
     core = _with_session(make_core, keep_current=keep, lanes=2)
     core.runner.fails_moves = False
     running = core.submit([8] * 60, max_tokens=30)
@@ -103,7 +103,7 @@ def test_a_failing_side_request_fails_alone(make_core, keep):
     assert [event.token for event in core.log if isinstance(event, TokenSampled)][-30:] == expected
 
 
-def test_a_decode_that_fails_goes_back_to_the_checkpoint(make_core):
+def test_after_a_failed_decode_the_session_is_reusable_from_its_checkpoint(make_core):
     core = make_core()
     request_id = core.submit([*SESSION, 1, 2], boundary=200, max_tokens=50)
     for _ in range(10):
@@ -112,7 +112,7 @@ def test_a_decode_that_fails_goes_back_to_the_checkpoint(make_core):
     assert _session_cached(core) == 200
 
 
-def test_a_chunk_that_fails_while_it_captures_leaves_no_checkpoint(make_core):
+def test_a_chunk_that_fails_during_its_capture_leaves_no_checkpoint(make_core):
     core = make_core()
     request_id = core.submit([*SESSION, 1, 2], boundary=200)
     core.runner.fails_moves = False
@@ -121,7 +121,7 @@ def test_a_chunk_that_fails_while_it_captures_leaves_no_checkpoint(make_core):
     assert _session_cached(core) == 0
 
 
-def test_a_chunk_that_fails_before_the_boundary_leaves_the_old_checkpoint(make_core):
+def test_a_chunk_that_fails_before_the_boundary_preserves_the_old_checkpoint(make_core):
     core = make_core(chunk_tokens=50)
     core.run([*SESSION, 1, 2], boundary=200)
     request_id = core.submit([*SESSION, *[5] * 100], boundary=280)
@@ -131,7 +131,7 @@ def test_a_chunk_that_fails_before_the_boundary_leaves_the_old_checkpoint(make_c
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_failed_attach_is_a_cold_prefill_and_no_error(make_core, keep):
+def test_a_failed_attach_is_a_cold_prefill_without_error(make_core, keep):
     core = _with_session(make_core, keep_current=keep)
     core.run([9] * 60)
     follow_up = [*SESSION, 3, 4]
@@ -142,19 +142,19 @@ def test_a_failed_attach_is_a_cold_prefill_and_no_error(make_core, keep):
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_moves_that_fail_cost_only_what_they_touched(make_core, exchange):
+def test_failed_moves_lose_only_the_sequences_they_move(make_core, exchange):
     core = make_core(entries=3 if exchange else 4, exchange=exchange)
     texts = [list(range(first, first + 150)) for first in (1000, 2000, 3000, 4000)]
     for text in texts:
         core.run([*text, 1], boundary=150)
-    # The first is attached and the last displaced; nobody touches the two others.
+    # The first is attached and the last displaced; the two others do not move.
     request_id = core.submit([*texts[0], 5, 6], boundary=151)
     core.step(fail=[request_id])
     core.drain()
     assert [core.run([*text, 7], max_tokens=1).cached for text in texts[1:3]] == [150, 150]
 
 
-def test_a_failing_policy_fails_the_request_that_needed_it(make_core, monkeypatch):
+def test_an_exception_in_the_policy_fails_the_request_being_admitted(make_core, monkeypatch):
     core = _with_session(make_core)
     core.run([9] * 60)
     with monkeypatch.context() as patch:
@@ -167,9 +167,7 @@ def test_a_failing_policy_fails_the_request_that_needed_it(make_core, monkeypatc
     assert _session_cached(core) == 200
 
 
-def test_a_policy_that_fails_under_page_pressure_fails_the_request_that_needed_pages(
-    make_core, monkeypatch
-):
+def test_an_exception_in_the_policy_fails_the_request_that_needs_pages(make_core, monkeypatch):
     core = make_core(lanes=2, num_pages=8, max_context_tokens=512)
     core.run([*SESSION, 1, 2], boundary=200)
     core.submit([8] * 500, max_tokens=1)
@@ -181,7 +179,7 @@ def test_a_policy_that_fails_under_page_pressure_fails_the_request_that_needed_p
     assert _session_cached(core) == 200
 
 
-def test_a_failed_admission_leaves_the_queue_moving(make_core, monkeypatch):
+def test_a_failed_admission_does_not_block_the_queue(make_core, monkeypatch):
     core = make_core()
     core.submit([1] * 50)
     second = core.submit([2] * 50)
@@ -192,7 +190,7 @@ def test_a_failed_admission_leaves_the_queue_moving(make_core, monkeypatch):
     assert core.drain().admitted.request_id == second
 
 
-def test_an_error_that_kvreg_names_is_passed_on_as_it_is(make_core):
+def test_a_kvreg_error_is_reported_unchanged(make_core):
     core = make_core()
     core.runner.fails_moves = False
     error = KvregError("named")

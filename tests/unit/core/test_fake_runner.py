@@ -1,4 +1,4 @@
-"""The fake runner notices what a scheduler may get wrong, or the other tests would prove little."""
+"""The fake runner detects wrong states and pages; the other core tests depend on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _moved(*moves):
     return StepPlan(LanePreparation("r", moves))
 
 
-def test_going_on_from_the_right_state_and_pages_is_fine():
+def test_continuing_from_the_right_state_and_pages_succeeds():
     runner = _runner_at(70)
     result = runner.execute(StepPlan(None, (_work([7], start=70, samples=True),)))
     assert set(result.sampled) == {"r"}
@@ -55,12 +55,12 @@ def test_going_on_from_the_right_state_and_pages_is_fine():
     ],
     ids=["again", "gap", "never written", "swapped pages", "foreign page", "too few pages"],
 )
-def test_going_on_from_anything_else_is_noticed(work):
+def test_continuing_from_a_wrong_state_or_page_raises(work):
     with pytest.raises(InvariantBroken):
         _runner_at(70).execute(StepPlan(None, (work,)))
 
 
-def test_a_page_overwritten_by_somebody_else_is_noticed():
+def test_continuing_on_a_page_overwritten_by_another_request_raises():
     runner = _runner_at(70)
     runner.execute(StepPlan(None, (_work([9] * 10, slot=2, pages=(1, 3)),)))
     with pytest.raises(InvariantBroken):
@@ -76,13 +76,13 @@ def test_states_and_pages_are_copied_and_swapped():
     assert runner.holds((0, 3), 3)
 
 
-def test_the_captured_state_stays_behind():
+def test_a_captured_state_is_not_changed_by_later_work():
     runner = _runner_at(70)
     runner.execute(StepPlan(None, (_work([7], start=70),)))
     assert runner.state(1) == tuple(range(70))
 
 
-def test_moves_that_fail_leave_nothing_to_rely_on():
+def test_failed_moves_invalidate_their_destinations():
     runner = _runner_at(70)
     runner.fail_next = {"r": KvregError("injected")}
     result = runner.execute(_moved(SlotCopy(0, 1), SlotCopy(0, 2), PageCopy(1, 2), SlotSwap(0, 3)))
@@ -91,7 +91,7 @@ def test_moves_that_fail_leave_nothing_to_rely_on():
     assert [runner.state(slot) is None for slot in range(4)] == [True, False, False, True]
 
 
-def test_work_that_fails_spoils_its_state_and_the_pages_it_was_to_write():
+def test_failed_work_invalidates_its_state_and_the_pages_it_writes():
     runner = _runner_at(70)
     runner.fails_moves = False
     runner.fail_next = {"r": KvregError("injected")}

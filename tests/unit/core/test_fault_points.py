@@ -1,13 +1,13 @@
 """An exception anywhere in the core, while the scheduler plans or commits, fails one request.
 
-The fault points are not listed. A scenario runs once without faults, to find the functions of the
-core that each call of the scheduler calls. It then runs again for each of them, from a copy made
-just before that call of the scheduler, with an exception where the function is entered or where it
-returns. Function calls along the same path are one fault point. The scheduler's own functions are
-not fault points, because they handle the faults.
+The fault points are discovered. A scenario runs once without faults to record the core functions
+that each scheduler call reaches. It then runs again for each of them, from a snapshot taken just
+before that scheduler call, with an exception where the function is entered or where it returns.
+Function calls along the same path are one fault point. The scheduler's own functions are not fault
+points, because they handle the faults.
 
-Many faults leave the same state of scheduler and runner behind. What follows from a state is
-deterministic, so the next turns are checked once for each state.
+Many faults result in the same state of scheduler and runner. A state determines all later results,
+so the next turns are checked once for each state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvreg_service.core.ids import RequestId
 
 
 class Expected:
-    """Answers of schedulers that keep nothing, each computed once."""
+    """Outputs of cold runs, each computed once."""
 
     def __init__(self, make_core) -> None:
         self._make_core = make_core
@@ -46,13 +46,13 @@ class Expected:
 
 
 def _check_ends(run: ScenarioRun, expected: Expected) -> None:
-    """At most one request fails, because of the fault; the others get their expected answers."""
+    """Check that at most one request fails, with the fault; the others have the right output."""
     failed = []
     for request_id, request in run.requests.items():
         own = [event for event in run.events if _request_of(event) == request_id]
         ends = [event for event in own if isinstance(event, Terminal)]
         assert len(ends) == 1, f"{request_id} ended {len(ends)} times"
-        assert own[-1] is ends[0], f"{request_id} has events after its end"
+        assert own[-1] is ends[0], f"{request_id} has events after its terminal event"
         tokens = [event.token for event in own if isinstance(event, TokenSampled)]
         wanted = expected.answer(request["prompt"], request["max_tokens"])
         if isinstance(ends[0], Finished):
@@ -60,7 +60,7 @@ def _check_ends(run: ScenarioRun, expected: Expected) -> None:
         else:
             failed.append(ends[0])
             assert tokens == wanted[: len(tokens)], f"{request_id} has a wrong answer"
-    assert len(failed) <= 1, "more than one request has failed"
+    assert len(failed) <= 1, "more than one request failed"
     for event in failed:
         is_fault = isinstance(event, Failed) and isinstance(event.error.__cause__, InjectedFault)
         assert isinstance(event, Cancelled) or is_fault
@@ -71,15 +71,15 @@ def _request_of(event: Any) -> RequestId | None:
 
 
 def _check_next_turns(run: ScenarioRun, scenario: Scenario, expected: Expected) -> None:
-    """Every conversation can continue, from whatever is left of it."""
-    for request in (*scenario.kept, *scenario.asked):
+    """Check that the next turn of every conversation has the right output."""
+    for request in (*scenario.kept, *scenario.submitted):
         prompt = [*request["prompt"], 3, 3, 3]
         outcome = run.core.run(prompt, boundary=len(prompt) - 1, max_tokens=2)
         assert outcome.answer == expected.answer(prompt, 2), "a next turn has a wrong answer"
 
 
 def _check_idle(core) -> None:
-    """Nothing is left once all kept sequences are dropped."""
+    """Check that all pages, entries and lanes are free once all kept sequences are dropped."""
     holdings = core.scheduler.holdings
     for sequence in list(core.kept()):
         core.scheduler.custody.drop(sequence.sequence_id)
@@ -99,7 +99,7 @@ class Snapshot:
 
 
 def _record(run: ScenarioRun, call: Call, moment: Moment) -> list[Snapshot]:
-    """Complete a run without faults, and keep it before each call that has new fault points."""
+    """Complete a run without faults; take a snapshot before each call with new fault points."""
     snapshots = []
     found = Faults(moment)
     while (next_call := run.next_call()) is not None:
@@ -114,12 +114,12 @@ def _record(run: ScenarioRun, call: Call, moment: Moment) -> list[Snapshot]:
 
 
 def _sweep(make_core, scenario: Scenario, call: Call, moment: Moment, **options: int) -> None:
-    """Complete the scenario once for each fault point of a call, from just before that call."""
+    """Complete the scenario once for each fault point, from the snapshot before its call."""
     expected = Expected(make_core)
     run = ScenarioRun.begin(make_core, scenario, **options)
     snapshots = _record(run, call, moment)
     for leads_to in scenario.leads_to:
-        assert any(map(leads_to, run.events)), "the precondition of this scenario"
+        assert any(map(leads_to, run.events)), "precondition of this scenario"
     broken = []
     checked_states: set[bytes] = set()
     for snapshot in snapshots:
@@ -160,7 +160,7 @@ def test_fault_in_commit_fails_one_request(make_core, scenario, moment):
 @moments
 @pytest.mark.parametrize(
     ("name", "num_steps"),
-    [("cold in chunks", 1), ("restore", 2), ("borrow", 2), ("beside a neighbour", 3)],
+    [("cold in chunks", 1), ("restore", 2), ("borrow", 2), ("beside a running request", 3)],
 )
 def test_fault_in_cancel_fails_no_other_request(make_core, name, num_steps, moment):
     _sweep(make_core, SCENARIOS[name], "cancel", moment, steps_before_cancel=num_steps)

@@ -1,4 +1,4 @@
-"""A copy stays where a prompt branches off, and neither branch writes into the other's pages."""
+"""Forks: a copy is kept where a prompt diverges, and branches never write to shared pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _other(core, number, length=400):
     return core.run([*text, 7], boundary=length)
 
 
-def test_a_side_request_on_the_session_s_history_costs_the_session_nothing(make_core):
+def test_a_side_request_on_a_sessions_history_preserves_the_session(make_core):
     core = make_core(entries=1)
     _first_turn(core)
     title = core.run(TITLE, boundary=203)
@@ -29,14 +29,14 @@ def test_a_side_request_on_the_session_s_history_costs_the_session_nothing(make_
     assert core.run([*HISTORY, 9, 9, 9]).cached == 200
 
 
-def test_without_an_entry_that_side_request_takes_the_turn_boundary_with_it(make_core):
+def test_without_an_entry_a_side_request_loses_the_sessions_checkpoint(make_core):
     core = make_core(entries=0)
     _first_turn(core)
     core.run(TITLE, boundary=203)
     assert core.run([*HISTORY, 9, 9, 9]).cached == 0
 
 
-def test_an_earlier_turn_can_be_asked_otherwise_after_the_next_one(make_core):
+def test_an_earlier_turn_can_be_edited_after_the_next_turn(make_core):
     core = make_core(entries=1)
     answer = _first_turn(core).answer
     second = TURN + answer + [8] * 20
@@ -45,7 +45,7 @@ def test_an_earlier_turn_can_be_asked_otherwise_after_the_next_one(make_core):
     assert core.run([*other, 1], boundary=len(other)).cached >= 200
 
 
-def test_both_branches_answer_as_if_alone(make_core):
+def test_branches_have_the_output_of_a_cold_run(make_core):
     core = make_core(entries=2)
     _first_turn(core)
     for tail in ([4, 5, 6], [7, 8, 9], [4, 4, 4], [7, 8, 9, 10]):
@@ -64,13 +64,13 @@ def test_both_branches_answer_as_if_alone(make_core):
     ],
     ids=["no boundary", "boundary is here", "policy none", "no entries"],
 )
-def test_nothing_is_copied_where_nothing_would_be_lost_or_kept(make_core, options, request_options):
+def test_no_fork_is_made_where_it_would_preserve_nothing(make_core, options, request_options):
     core = make_core(**options)
     _first_turn(core)
     assert not core.run(TITLE, **request_options).of(Forked)
 
 
-def test_a_fork_takes_an_empty_entry_and_nobody_s_place(make_core):
+def test_a_fork_uses_an_empty_entry_and_evicts_nothing(make_core):
     core = make_core(entries=2)
     _other(core, 1)
     _first_turn(core)
@@ -79,7 +79,7 @@ def test_a_fork_takes_an_empty_entry_and_nobody_s_place(make_core):
     assert not outcome.of(Evicted)
 
 
-def test_a_fork_never_costs_an_unrelated_session_its_entry(make_core):
+def test_a_fork_never_evicts_the_entry_of_an_unrelated_session(make_core):
     core = make_core(entries=1)
     _other(core, 1, length=70)
     _first_turn(core)
@@ -88,7 +88,7 @@ def test_a_fork_never_costs_an_unrelated_session_its_entry(make_core):
     assert not outcome.of(Evicted)
 
 
-def test_a_fork_replaces_the_superseded_one_of_the_turn_before(make_core):
+def test_a_fork_replaces_the_superseded_fork_of_the_previous_turn(make_core):
     core = make_core(entries=1)
     prompt, answer = TURN, _first_turn(core).answer
     outcomes = []
@@ -101,7 +101,7 @@ def test_a_fork_replaces_the_superseded_one_of_the_turn_before(make_core):
     assert [len(outcome.of(Evicted)) for outcome in outcomes] == [0, 1, 1]
 
 
-def test_a_sequence_that_leaves_its_entry_leaves_the_fork_there(make_core):
+def test_a_sequence_attached_from_its_entry_leaves_a_fork_in_it(make_core):
     core = make_core(entries=1, exchange=False)
     _first_turn(core)
     core.run([9] * 10, retain=False)
@@ -110,7 +110,7 @@ def test_a_sequence_that_leaves_its_entry_leaves_the_fork_there(make_core):
     assert core.run([*HISTORY, 9, 9, 9]).cached == 200
 
 
-def test_a_fork_shares_the_pages_behind_the_branch_and_copies_the_others(make_core):
+def test_a_fork_shares_the_pages_before_the_branch_point_and_copies_the_others(make_core):
     core = make_core(entries=1)
     _first_turn(core, max_tokens=100)
     core.submit(TITLE, boundary=203, max_tokens=1)
@@ -123,7 +123,7 @@ def test_a_fork_shares_the_pages_behind_the_branch_and_copies_the_others(make_co
     assert not set(fork.pages[3:]) & set(running.pages)
 
 
-def test_the_sequence_that_goes_on_keeps_its_own_pages_in_a_row(make_core):
+def test_the_running_sequence_keeps_its_contiguous_pages(make_core):
     core = make_core(entries=1)
     _first_turn(core, max_tokens=100)
     (kept,) = core.kept()
@@ -133,7 +133,7 @@ def test_the_sequence_that_goes_on_keeps_its_own_pages_in_a_row(make_core):
     assert core.scheduler.holdings.lanes[0].sequence.pages[:4] == before
 
 
-def test_without_pages_for_the_copies_there_is_no_fork_and_nobody_pays(make_core):
+def test_without_free_pages_for_the_copies_there_is_no_fork_and_no_eviction(make_core):
     core = make_core(entries=1, num_pages=6, max_context_tokens=384)
     _first_turn(core, max_tokens=180)
     assert core.scheduler.holdings.pages.num_free == 0
@@ -151,7 +151,7 @@ def test_in_drop_mode_a_fork_keeps_the_checkpoint_only(make_core):
     assert len(fork.pages) == 4
 
 
-def test_a_superseded_fork_goes_before_a_less_valuable_session(make_core):
+def test_a_superseded_fork_is_evicted_before_a_less_valuable_session(make_core):
     core = make_core(entries=2)
     _other(core, 1, length=70)
     _first_turn(core)
@@ -161,25 +161,25 @@ def test_a_superseded_fork_goes_before_a_less_valuable_session(make_core):
 
 
 def _branched(make_core, **options):
-    """Two sequences that share the page in which the older one's checkpoint lies."""
+    """Return a core with two sequences that share the page of the older one's checkpoint."""
     core = make_core(entries=1, **options)
     answer = core.run(TURN, boundary=200, max_tokens=60).answer
     second = TURN + answer + [7] * 120
     core.run([*second, 1], boundary=len(second))
     (fork,) = [s for s in core.kept() if s.superseded_by is not None]
     (trunk,) = [s for s in core.kept() if s.superseded_by is None]
-    assert fork.pages[:4] == trunk.pages[:4], "the precondition of these tests"
+    assert fork.pages[:4] == trunk.pages[:4], "precondition of these tests"
     return core, second
 
 
 @pytest.mark.parametrize("retain", [True, False])
-def test_resuming_a_fork_inside_a_shared_page_leaves_the_other_branch_intact(make_core, retain):
+def test_resuming_a_fork_inside_a_shared_page_does_not_change_the_other_branch(make_core, retain):
     core, second = _branched(make_core)
     core.run([*HISTORY, 4, 5, 6], boundary=200, retain=retain)
     assert core.run([*second, 9], boundary=len(second)).cached == len(second)
 
 
-def test_the_page_that_is_copied_for_a_writer_is_not_full(make_core):
+def test_a_page_copied_on_write_is_active(make_core):
     core, _ = _branched(make_core)
     core.submit([*HISTORY, 4, 5, 6], boundary=200)
     core.step()
@@ -199,9 +199,7 @@ def test_a_shared_page_is_taken_over_when_no_page_is_free_for_a_copy(make_core):
 
 @pytest.mark.parametrize("entries", [1, 2, 4])
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_a_prompt_whose_end_changes_each_time_finds_its_stable_boundary_again(
-    make_core, entries, lanes
-):
+def test_a_prompt_with_a_changing_end_reuses_its_stable_prefix(make_core, entries, lanes):
     core = make_core(lanes=lanes, entries=entries, num_pages=200)
     first = core.run([*range(300), 1, 2], boundary=298)
     history = [*range(300), 1, 2, *first.answer]
@@ -212,7 +210,7 @@ def test_a_prompt_whose_end_changes_each_time_finds_its_stable_boundary_again(
     assert min(cached) >= 298
 
 
-def test_two_branches_that_only_begin_at_the_same_place_both_go_on(make_core):
+def test_two_branches_of_one_turn_can_both_be_continued(make_core):
     core = make_core(entries=1, num_pages=200)
     first = core.run([*range(300), 1, 2], boundary=298)
     history = [*range(300), 1, 2, *first.answer]
@@ -224,7 +222,7 @@ def test_two_branches_that_only_begin_at_the_same_place_both_go_on(make_core):
         assert core.run([*branch, 9, 9], boundary=len(branch) + 1).cached >= len(history) + 40
 
 
-def test_a_reworded_message_costs_a_one_off_its_entry_before_the_conversation(make_core):
+def test_an_edited_message_evicts_an_unrelated_one_shot_before_the_conversation(make_core):
     core = make_core(entries=2, num_pages=200)
     core.run(range(9000, 9020), boundary=19)
     prompt = list(range(300))

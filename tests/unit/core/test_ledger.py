@@ -1,4 +1,4 @@
-"""Ledgers and digests: a digest may rule a candidate out, and only tokens make it a hit."""
+"""Ledgers and digests: a digest can only exclude a candidate; a hit requires equal tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _ledger(tokens, identity=IDENTITY):
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 128, 200])
-def test_appending_one_by_one_gives_the_ledger_of_the_whole(length):
+def test_appending_tokens_one_by_one_equals_building_the_ledger_at_once(length):
     grown = _ledger([])
     for token in range(length):
         grown.append(token)
@@ -40,7 +40,7 @@ def test_a_digest_covers_every_token_before_it(position):
 
 
 @pytest.mark.parametrize("length", [0, 10, 63, 64, 65, 130, 192])
-def test_truncating_gives_the_ledger_of_the_prefix(length):
+def test_truncating_equals_building_the_ledger_of_the_prefix(length):
     cut = _ledger(range(200))
     cut.truncate(length)
     for token in (7, 8, 9):
@@ -68,7 +68,7 @@ def test_a_copy_is_independent():
 
 @pytest.mark.parametrize("position", [0, 1, 63, 64, 127, 128, 129])
 @pytest.mark.parametrize("length", [1, 64, 65, 128, 130])
-def test_a_prefix_matches_exactly_when_all_its_tokens_do(position, length):
+def test_a_prefix_matches_only_if_all_its_tokens_match(position, length):
     tokens = list(range(130))
     other = tokens.copy()
     other[position] = 999
@@ -76,19 +76,19 @@ def test_a_prefix_matches_exactly_when_all_its_tokens_do(position, length):
 
 
 @pytest.mark.parametrize("position", [0, 8191, 8192, 16383, 16384, 19999])
-def test_a_long_comparison_misses_no_token(position):
+def test_a_long_comparison_detects_one_different_token(position):
     tokens = list(range(20000))
     other = tokens.copy()
     other[position] = 999_999
     assert not _ledger(other).starts_with(_ledger(tokens), 20000)
 
 
-def test_a_shorter_ledger_starts_with_nothing_longer():
+def test_a_ledger_does_not_start_with_a_longer_one():
     assert not _ledger(range(100)).starts_with(_ledger(range(200)), 101)
 
 
 @pytest.mark.parametrize("position", [3, 70])
-def test_equal_digests_do_not_make_a_hit(position):
+def test_equal_digests_are_not_a_hit_if_a_token_differs(position):
     kept, prompt = _ledger(range(100)), _ledger(range(100))
     # A collision: the digests stay, one token differs.
     kept.tokens[position] = 999
@@ -96,9 +96,9 @@ def test_equal_digests_do_not_make_a_hit(position):
     assert not prompt.starts_with(kept, 100)
 
 
-def test_equal_digests_do_not_make_a_hit_across_tenants():
-    mine, theirs = _ledger(range(100)), _ledger(range(100), Identity(b"epoch", "somebody else"))
-    # A collision: the chains agree, the tenants do not.
+def test_equal_digests_are_not_a_hit_across_tenants():
+    mine, theirs = _ledger(range(100)), _ledger(range(100), Identity(b"epoch", "other tenant"))
+    # A collision: the digest chains are equal, the tenants differ.
     theirs._root, theirs._digests = mine._root, mine._digests
     assert theirs.may_start_with(mine, 100)
     assert not theirs.starts_with(mine, 100)
@@ -106,7 +106,7 @@ def test_equal_digests_do_not_make_a_hit_across_tenants():
 
 @pytest.mark.parametrize("length", [1, 63, 64, 100])
 @pytest.mark.parametrize(
-    "other", [Identity(b"epoch", "somebody else"), Identity(b"another epoch", "tenant")]
+    "other", [Identity(b"epoch", "other tenant"), Identity(b"another epoch", "tenant")]
 )
 def test_another_tenant_or_epoch_never_matches(other, length):
     theirs = _ledger(range(100), other)
@@ -116,7 +116,7 @@ def test_another_tenant_or_epoch_never_matches(other, length):
 
 
 @pytest.mark.parametrize("position", [0, 5, 63, 64, 65, 127, 128, 149])
-def test_the_common_prefix_ends_at_the_first_other_token(position):
+def test_the_common_prefix_ends_at_the_first_different_token(position):
     tokens = list(range(150))
     other = tokens.copy()
     other[position] = 999
@@ -141,7 +141,7 @@ def test_the_common_prefix_of_a_prefix_is_the_prefix(length):
         ("tensor_parallel", 1),
     ],
 )
-def test_every_field_of_the_epoch_counts(field, value):
+def test_every_field_of_the_epoch_changes_its_digest(field, value):
     assert replace(EPOCH, **{field: value}).digest() != EPOCH.digest()
 
 

@@ -1,4 +1,4 @@
-"""Pages are promised against running requests only, and taken only when they are needed."""
+"""Pages are promised to running requests only; kept pages are evicted only on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _victims(outcome) -> list[int]:
     ]
 
 
-def test_a_side_request_that_may_answer_for_ever_evicts_nobody(make_core):
+def test_a_side_request_with_a_large_max_tokens_evicts_nothing(make_core):
     core = make_core(entries=4, num_pages=32, max_context_tokens=2048)
     for number in range(4):
         _keep(core, number, 300)
@@ -37,12 +37,12 @@ def test_a_side_request_that_may_answer_for_ever_evicts_nobody(make_core):
 
 
 @pytest.mark.parametrize("max_tokens", [64, 4096, 32_000])
-def test_what_the_session_gets_does_not_depend_on_the_limit_of_the_side_request(
+def test_the_reuse_of_a_session_does_not_depend_on_max_tokens_of_a_side_request(
     make_core, max_tokens
 ):
     core = make_core(entries=1, num_pages=32, max_context_tokens=2048)
     _keep(core, 0, 300)
-    stop = core.runner.execute  # the side request ends by itself after one token
+    stop = core.runner.execute  # the side request stops after one token
     core.submit([9] * 53, max_tokens=max_tokens)
     plan = core.scheduler.schedule(core.now_s)
     result = stop(plan)
@@ -51,7 +51,7 @@ def test_what_the_session_gets_does_not_depend_on_the_limit_of_the_side_request(
     assert core.run([*_text(0, 300), 5]).cached == 300
 
 
-def test_pages_are_taken_from_the_least_valuable_first(make_core):
+def test_page_pressure_evicts_the_least_valuable_first(make_core):
     core = make_core(entries=4, num_pages=16, max_context_tokens=1024)
     for number, length in enumerate((250, 70, 200, 130)):
         _keep(core, number, length)
@@ -59,7 +59,7 @@ def test_pages_are_taken_from_the_least_valuable_first(make_core):
     assert _victims(core.run(_text(9, 520), max_tokens=1)) == [2, 4, 3]
 
 
-def test_only_as_many_are_evicted_as_are_needed(make_core):
+def test_page_pressure_evicts_no_more_than_needed(make_core):
     core = make_core(entries=4, num_pages=16, max_context_tokens=1024)
     for number in range(4):
         _keep(core, number, 190)
@@ -76,7 +76,7 @@ def test_a_prompt_that_needs_all_pages_gets_them(make_core):
     assert len(outcome.answer) == 7
 
 
-def test_the_resumed_sequence_does_not_fall_to_its_own_pressure(make_core):
+def test_the_resumed_sequence_is_not_evicted_for_its_own_pages(make_core):
     core = make_core(entries=2, num_pages=8, max_context_tokens=512)
     for number in range(2):
         _keep(core, number, 120)
@@ -94,7 +94,7 @@ def test_running_requests_are_never_evicted_and_all_finish(make_core):
     assert not outcome.of(Failed)
 
 
-def test_promises_that_exceed_the_pool_wait_for_each_other(make_core):
+def test_requests_whose_promises_exceed_the_pool_run_one_after_the_other(make_core):
     core = make_core(lanes=2, num_pages=8, max_context_tokens=512)
     first = core.submit(_text(0, 100), max_tokens=300)
     second = core.submit(_text(1, 100), max_tokens=300)
@@ -112,7 +112,7 @@ def test_promises_that_exceed_the_pool_wait_for_each_other(make_core):
     ]
 
 
-def test_promises_that_fit_run_side_by_side(make_core):
+def test_requests_whose_promises_fit_run_together(make_core):
     core = make_core(lanes=2, num_pages=8, max_context_tokens=512)
     for number in range(2):
         core.submit(_text(number, 100), max_tokens=100)
@@ -121,7 +121,7 @@ def test_promises_that_fit_run_side_by_side(make_core):
     assert core.scheduler.num_running == 2
 
 
-def test_a_promise_counts_for_running_requests_only(make_core):
+def test_kept_pages_do_not_count_as_promised(make_core):
     core = make_core(lanes=2, entries=1, num_pages=8, max_context_tokens=512)
     _keep(core, 0, 400)
     core.submit(_text(1, 100), max_tokens=400)
@@ -129,23 +129,23 @@ def test_a_promise_counts_for_running_requests_only(make_core):
     assert isinstance(happened[0], Admitted)
 
 
-def test_an_evicted_lane_is_empty_and_usable(make_core):
+def test_a_lane_is_usable_after_eviction(make_core):
     core = make_core(lanes=2, entries=0, num_pages=8, max_context_tokens=512)
     _keep(core, 0, 120)
     assert _victims(core.run(_text(9, 500), max_tokens=1)) == [1]
     assert core.run(_text(3, 60)).admission.lane == 0
 
 
-def test_what_frees_no_page_stays_while_others_free_some(make_core):
+def test_a_sequence_whose_eviction_frees_no_page_is_evicted_after_the_others(make_core):
     core = make_core(entries=3, num_pages=8, max_context_tokens=512)
     _keep(core, 1, 127)
     _keep(core, 2, 190)
     _twin(core, 1)
-    # The first session is worth less, but all its pages are its twin's as well.
+    # The first session has a lower value, but shares all its pages with its copy.
     assert _victims(core.run(_text(9, 300), max_tokens=1)) == [2]
 
 
-def test_two_that_share_all_their_pages_go_both_when_nobody_else_is_left(make_core):
+def test_two_sequences_that_share_all_pages_are_both_evicted_as_a_last_resort(make_core):
     core = make_core(entries=2, num_pages=8, max_context_tokens=512)
     _keep(core, 1, 127)
     twin = _twin(core, 1)
@@ -155,7 +155,7 @@ def test_two_that_share_all_their_pages_go_both_when_nobody_else_is_left(make_co
 
 
 def _twin(core, sequence_id):
-    """Keep a copy of a session in an entry, on the very same pages."""
+    """Keep a copy of a session in an entry, with the same pages."""
     holdings = core.scheduler.holdings
     (origin,) = (one for one in core.kept() if one.sequence_id == sequence_id)
     twin = replace(origin, sequence_id=holdings.take_sequence_id(), pages=list(origin.pages))
@@ -164,14 +164,14 @@ def _twin(core, sequence_id):
     return twin
 
 
-def test_policy_none_gives_up_the_longest_unused_under_page_pressure(make_core):
+def test_policy_none_evicts_the_least_recently_used_under_page_pressure(make_core):
     core = make_core(entries=3, num_pages=8, max_context_tokens=512, policy="none")
     for number, length in enumerate((120, 60, 60)):
         _keep(core, number, length)
     assert _victims(core.run(_text(9, 64 * 6), max_tokens=1))[0] == 1
 
 
-def test_all_pages_are_free_again_when_nothing_is_kept(make_core):
+def test_all_pages_are_free_when_nothing_is_kept(make_core):
     core = make_core(lanes=2, entries=3, num_pages=40)
     for number in range(6):
         core.run(_text(number, 100 + 10 * number), boundary=90)

@@ -1,4 +1,4 @@
-"""The life of pages: who holds them, in which state, and what happens when none is left."""
+"""The page pool: allocation, states, reference counts, sharing and exhaustion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_page_holds_64_tokens(num_tokens, num_pages):
     assert pages_for(num_tokens) == num_pages
 
 
-def test_a_page_goes_from_free_to_active_to_sealed_to_cached_to_free():
+def test_the_state_of_a_page_goes_from_free_to_active_to_sealed_to_cached_to_free():
     pool = PagePool(1)
     seen = [pool.state(0)]
     (page,) = pool.allocate(1)
@@ -51,7 +51,7 @@ def test_a_cached_page_becomes_active_again_with_its_sequence():
     assert pool.state(pages[0]) is PageState.ACTIVE
 
 
-def test_a_freed_page_forgets_that_it_was_full():
+def test_a_freed_page_is_not_sealed_when_allocated_again():
     pool = PagePool(1)
     pages = pool.allocate(1)
     pool.seal(pages)
@@ -59,7 +59,7 @@ def test_a_freed_page_forgets_that_it_was_full():
     assert pool.state(pool.allocate(1)[0]) is PageState.ACTIVE
 
 
-def test_counts_add_up_to_the_pool():
+def test_the_counts_of_all_states_add_up_to_the_pool():
     pool = PagePool(6)
     sealed, cached = pool.allocate(2), pool.allocate(1)
     pool.allocate(1)
@@ -73,11 +73,11 @@ def test_counts_add_up_to_the_pool():
     }
 
 
-def test_pages_are_handed_out_in_a_row():
+def test_allocated_pages_are_contiguous():
     assert PagePool(8).allocate(5) == [0, 1, 2, 3, 4]
 
 
-def test_the_pages_behind_the_last_one_are_preferred():
+def test_the_pages_after_the_last_one_are_preferred():
     pool = PagePool(8)
     first = pool.allocate(2)
     other = pool.allocate(1)
@@ -85,28 +85,28 @@ def test_the_pages_behind_the_last_one_are_preferred():
     assert pool.allocate(2, after=other[-1]) == [3, 4]
 
 
-def test_a_gap_that_fits_what_the_sequence_may_need_is_preferred_to_a_smaller_one():
+def test_a_gap_that_fits_the_expected_length_is_preferred_to_a_smaller_one():
     pool = PagePool(10)
     pool.allocate(10)
     pool.release([1, 2, 5, 6, 7, 8], is_kept=False)
     assert pool.allocate(1, room=4) == [5]
 
 
-def test_scattered_pages_are_used_when_there_is_no_row():
+def test_scattered_pages_are_used_when_no_contiguous_gap_fits():
     pool = PagePool(5)
     pool.allocate(5)
     pool.release([0, 2, 4], is_kept=False)
     assert pool.allocate(3, after=1, room=5) == [0, 2, 4]
 
 
-def test_no_pages_are_a_valid_wish():
+def test_allocating_no_pages_succeeds():
     pool = PagePool(2)
     pool.allocate(2)
     assert pool.allocate(0) == []
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "take",
     [
         lambda pool, _: pool.allocate(1),
         lambda pool, table: pool.fork(table, 2),
@@ -114,18 +114,18 @@ def test_no_pages_are_a_valid_wish():
     ],
     ids=["allocate", "fork", "unshare"],
 )
-def test_running_out_of_pages_changes_nothing(ask):
+def test_running_out_of_pages_leaves_the_pool_unchanged(take):
     pool = PagePool(3)
     table = pool.allocate(3)
     pool.keep(table)
     pool.fork(table, 3)
     before = _snapshot(pool)
     with pytest.raises(OutOfPages):
-        ask(pool, table)
+        take(pool, table)
     assert _snapshot(pool) == before
 
 
-def test_running_out_of_pages_names_both_numbers():
+def test_out_of_pages_reports_needed_and_free_pages():
     pool = PagePool(3)
     pool.allocate(2)
     with pytest.raises(OutOfPages) as caught:
@@ -133,7 +133,7 @@ def test_running_out_of_pages_names_both_numbers():
     assert caught.value.fields == {"needed": 5, "free": 1}
 
 
-def test_a_fork_shares_what_is_behind_the_writer_and_copies_the_rest():
+def test_a_fork_shares_the_pages_before_the_write_position_and_copies_the_rest():
     pool = PagePool(8)
     table = pool.allocate(4)
     pool.keep(table)
@@ -144,7 +144,7 @@ def test_a_fork_shares_what_is_behind_the_writer_and_copies_the_rest():
     assert [pool.references(page) for page in fork] == [2, 2, 1, 1]
 
 
-def test_a_fork_is_kept_and_its_copies_are_as_full_as_the_originals():
+def test_a_fork_is_cached_and_its_copies_are_sealed_like_the_originals():
     pool = PagePool(8)
     table = pool.allocate(3)
     pool.seal(table[:2])
@@ -160,7 +160,7 @@ def test_a_fork_is_kept_and_its_copies_are_as_full_as_the_originals():
     ]
 
 
-def test_a_shared_page_stays_until_its_last_holder_leaves():
+def test_a_shared_page_is_freed_with_its_last_reference():
     pool = PagePool(4)
     table = pool.allocate(2)
     pool.keep(table)
@@ -169,7 +169,7 @@ def test_a_shared_page_stays_until_its_last_holder_leaves():
     assert pool.release(fork, is_kept=True) == 2
 
 
-def test_a_shared_page_with_one_running_holder_is_not_cached():
+def test_a_page_shared_with_a_running_sequence_is_active():
     pool = PagePool(4)
     table = pool.allocate(1)
     pool.keep(table)
@@ -178,7 +178,7 @@ def test_a_shared_page_with_one_running_holder_is_not_cached():
     assert pool.state(table[0]) is PageState.ACTIVE
 
 
-def test_unsharing_gives_the_writer_a_page_of_its_own():
+def test_unsharing_copies_the_page_for_the_writer():
     pool = PagePool(4)
     table = pool.allocate(1)
     pool.seal(table)
@@ -191,26 +191,26 @@ def test_unsharing_gives_the_writer_a_page_of_its_own():
     assert pool.state(copy.dst) is PageState.ACTIVE
 
 
-def test_a_lost_reference_is_noticed():
+def test_a_leaked_page_breaks_an_invariant():
     pool = PagePool(4)
     pool.allocate(2)
     with pytest.raises(InvariantBroken):
         pool.check_invariants([[0]], [])
 
 
-def test_a_page_that_two_sequences_hold_with_one_reference_is_noticed():
+def test_a_page_of_two_sequences_with_one_reference_breaks_an_invariant():
     pool = PagePool(4)
     pool.allocate(1)
     with pytest.raises(InvariantBroken):
         pool.check_invariants([[0], [0]], [])
 
 
-def test_a_page_twice_in_one_table_is_noticed():
+def test_a_page_twice_in_one_table_breaks_an_invariant():
     with pytest.raises(InvariantBroken):
         PagePool(4).check_invariants([[0, 0]], [])
 
 
-def test_counting_anew_frees_what_no_table_names():
+def test_recounting_frees_pages_that_are_in_no_table():
     pool = PagePool(4)
     table = pool.allocate(3)
     pool.seal(table)

@@ -1,4 +1,4 @@
-"""A small request may pass one that lacks pages, if that cannot delay it, and nobody else may."""
+"""A small request may overtake a queue head that lacks pages only if it cannot delay the head."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PAGE = 64
 
 
 def _submit(core, number, pages, **options):
-    """Ask for an answer so long that ``pages`` pages are promised."""
+    """Submit a request whose ``max_tokens`` makes the scheduler promise ``pages`` pages."""
     prompt = [number] * 20
     return core.submit(prompt, max_tokens=pages * PAGE - len(prompt), **options)
 
 
 def _steps(core, count):
-    """Step, and return who has been admitted."""
+    """Step ``count`` times; return the ids of the admitted requests."""
     return [
         event.request_id
         for _ in range(count)
@@ -31,22 +31,22 @@ def _steps(core, count):
 
 
 def _behind_a_large_head(make_core, running=(6,), head=8, **options):
-    """Requests that run for long, and a head that waits for their pages."""
+    """Return a core with running requests and a queue head that waits for their pages."""
     core = make_core(lanes=len(running) + 2, **{**POOL, **options})
     ids = [_submit(core, 10 + index, pages) for index, pages in enumerate(running)]
-    assert _steps(core, len(running)) == ids, "the precondition of these tests"
+    assert _steps(core, len(running)) == ids, "precondition of these tests"
     waiting = _submit(core, 90, head)
-    assert _steps(core, 1) == [], "the precondition of these tests"
+    assert _steps(core, 1) == [], "precondition of these tests"
     return core, ids, waiting
 
 
-def test_a_small_request_passes_a_head_that_lacks_pages(make_core):
+def test_a_small_request_overtakes_a_head_that_lacks_pages(make_core):
     core, _, _ = _behind_a_large_head(make_core)
     small = _submit(core, 50, 4)
     assert _steps(core, 2) == [small]
 
 
-def test_a_request_that_the_head_would_have_to_wait_for_does_not_pass(make_core):
+def test_a_request_that_could_delay_the_head_does_not_overtake_it(make_core):
     core, _, head = _behind_a_large_head(make_core)
     _submit(core, 50, 5)
     assert _steps(core, 3) == []
@@ -54,20 +54,20 @@ def test_a_request_that_the_head_would_have_to_wait_for_does_not_pass(make_core)
     assert _steps(core, 1) == [head]
 
 
-def test_all_that_pass_together_leave_the_head_its_pages(make_core):
+def test_the_overtaking_requests_together_do_not_delay_the_head(make_core):
     core, _, _ = _behind_a_large_head(make_core, running=(6,), head=8)
     small = [_submit(core, 50 + number, 2) for number in range(3)]
     assert _steps(core, 4) == small[:2]
 
 
-def test_those_who_pass_do_so_in_their_order(make_core):
+def test_overtaking_requests_are_admitted_in_order_of_arrival(make_core):
     core, _, _ = _behind_a_large_head(make_core, running=(6, 1), head=8)
     large, first, second = (_submit(core, 50 + i, pages) for i, pages in enumerate((7, 1, 1)))
     assert _steps(core, 3) == [first, second]
     assert large not in {event.request_id for event in core.log if isinstance(event, Admitted)}
 
 
-def test_without_an_idle_lane_nobody_passes(make_core):
+def test_without_an_idle_lane_no_request_overtakes(make_core):
     core = make_core(lanes=1, **POOL)
     running = _submit(core, 10, 6)
     core.step()
@@ -77,13 +77,13 @@ def test_without_an_idle_lane_nobody_passes(make_core):
     assert _steps(core, 1) == [head]
 
 
-def test_nobody_passes_a_head_that_fits(make_core):
+def test_no_request_overtakes_a_head_that_fits(make_core):
     core = make_core(lanes=3, **POOL)
     first, second = _submit(core, 10, 8), _submit(core, 50, 1)
     assert _steps(core, 2) == [first, second]
 
 
-def test_who_was_passed_comes_as_soon_as_those_that_ran_before_it_have_ended(make_core):
+def test_an_overtaken_head_is_admitted_when_the_earlier_requests_have_ended(make_core):
     core, (running,), head = _behind_a_large_head(make_core)
     _submit(core, 50, 4)
     core.step()
@@ -92,7 +92,7 @@ def test_who_was_passed_comes_as_soon_as_those_that_ran_before_it_have_ended(mak
 
 
 @pytest.mark.parametrize("protection", ["quota", "pin"])
-def test_nobody_passes_while_pages_are_protected(make_core, protection):
+def test_no_request_overtakes_while_pages_are_protected(make_core, protection):
     core = make_core(lanes=4, entries=1, **POOL)
     core.run([5] * 50)
     if protection == "quota":
@@ -106,7 +106,7 @@ def test_nobody_passes_while_pages_are_protected(make_core, protection):
     assert _steps(core, 3) == []
 
 
-def test_no_stream_of_small_requests_starves_a_large_one(make_core):
+def test_small_requests_do_not_starve_a_large_one(make_core):
     core = make_core(lanes=3, queue_limit=1000, **POOL)
     rng = Random(5)
     first = _submit(core, 10, 7)
@@ -118,7 +118,7 @@ def test_no_stream_of_small_requests_starves_a_large_one(make_core):
         core.step()
     starts = [event.request_id for event in core.log if isinstance(event, Admitted)]
     assert head in starts
-    assert starts.index(head) > 1, "somebody has passed, or this test tells nothing"
+    assert starts.index(head) > 1, "precondition of this test: a request has overtaken"
     since = core.log.index(_end(core, first))
     later = [event.request_id for event in core.log[since:] if isinstance(event, Admitted)]
     assert later[0] == head
@@ -129,11 +129,11 @@ def _end(core, request_id):
     return event
 
 
-# Against all orders in which running requests may end.
+# Compared with all orders in which running requests may end.
 
 
 def _delays_head(running: list[int], head: int, small: int, pool: int) -> bool:
-    """Whether there is an order of ends in which the head would start later beside ``small``."""
+    """Return whether ``small`` delays the head in any order in which running requests may end."""
     for order in permutations(running):
         held = sum(running)
         for ended in order:
@@ -146,7 +146,7 @@ def _delays_head(running: list[int], head: int, small: int, pool: int) -> bool:
 
 
 def _draw(rng: Random) -> tuple[int, list[int], int, int]:
-    """Return a pool, promises that fit in it, a head that does not fit beside them, and another."""
+    """Return a pool, promises that fit in it, a head that does not fit, and a small request."""
     while True:
         pool, head, small = rng.randrange(8, 21), rng.randrange(1, 9), rng.randrange(1, 6)
         running = [rng.randrange(1, 9) for _ in range(rng.randrange(1, 5))]
@@ -155,7 +155,7 @@ def _draw(rng: Random) -> tuple[int, list[int], int, int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_exactly_those_pass_that_can_delay_the_head_in_no_order_of_ends(make_core, seed):
+def test_a_request_overtakes_only_if_it_cannot_delay_the_head_in_any_order_of_ends(make_core, seed):
     pool, running, head, small = _draw(Random(seed))
     core = make_core(lanes=len(running) + 2, num_pages=pool, max_context_tokens=512)
     for index, pages in enumerate(running):
@@ -167,7 +167,7 @@ def test_exactly_those_pass_that_can_delay_the_head_in_no_order_of_ends(make_cor
     assert _steps(core, 1) == ([request_id] if may_pass else [])
 
 
-def test_the_draws_above_have_both_kinds():
+def test_the_random_draws_cover_all_cases():
     kinds = set()
     for seed in range(60):
         pool, running, head, small = _draw(Random(seed))

@@ -1,4 +1,4 @@
-"""A pinned sequence stays until its time is over, and pins never leave too little for others."""
+"""Pins: a pinned sequence is not evicted until its pin expires; pins have limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _text(number: int, length: int) -> list[int]:
 
 
 def _keep(core, number, length=SHORT, **options):
-    """Serve a session, its checkpoint at ``length``; return the id of what is kept of it."""
+    """Serve a session with a checkpoint at ``length``; return the id of its kept sequence."""
     outcome = core.run([*_text(number, length), 7], boundary=length, max_tokens=1, **options)
     return outcome.admission.sequence_id
 
@@ -42,7 +42,7 @@ def _ids(core) -> list[int]:
     return sorted(one.sequence_id for one in core.kept())
 
 
-# What a pin is good for.
+# Protection.
 
 
 def test_a_pinned_entry_outlasts_more_valuable_sessions(make_core):
@@ -54,7 +54,7 @@ def test_a_pinned_entry_outlasts_more_valuable_sessions(make_core):
     assert _back(core, 1).cached == SHORT
 
 
-def test_a_pinned_sequence_on_a_lane_takes_the_entry_of_a_more_valuable_one(make_core):
+def test_a_pinned_sequence_on_a_lane_evicts_a_more_valuable_entry(make_core):
     core = make_core(entries=1)
     valuable = _keep(core, 1, LONG)
     _pin(core, _keep(core, 2))
@@ -65,7 +65,7 @@ def test_a_pinned_sequence_on_a_lane_takes_the_entry_of_a_more_valuable_one(make
 
 
 @pytest.mark.parametrize("policy", ["cost", "none"])
-def test_a_pinned_sequence_is_exchanged_even_where_nobody_else_is(make_core, policy):
+def test_a_pinned_sequence_is_exchanged_although_exchange_is_off(make_core, policy):
     core = make_core(entries=1, exchange=False, policy=policy)
     first = _keep(core, 1, LONG)
     second = _keep(core, 2)
@@ -74,7 +74,7 @@ def test_a_pinned_sequence_is_exchanged_even_where_nobody_else_is(make_core, pol
     assert _ids(core) == [first, second]
 
 
-def test_policy_none_empties_an_entry_for_a_pinned_sequence(make_core):
+def test_policy_none_evicts_an_entry_for_a_pinned_sequence(make_core):
     core = make_core(entries=1, policy="none")
     _keep(core, 1, LONG)
     second = _keep(core, 2)
@@ -83,7 +83,7 @@ def test_policy_none_empties_an_entry_for_a_pinned_sequence(make_core):
     assert second in _ids(core)
 
 
-def test_at_its_quota_a_tenant_gives_up_an_entry_of_its_own_for_its_pin(make_core):
+def test_at_its_quota_a_pin_of_a_tenant_evicts_an_entry_of_the_same_tenant(make_core):
     core = make_core(entries=2, policy="none")
     core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=16)}, core.now_s)
     first, second = (_keep(core, number, identity=THEIRS) for number in (1, 2))
@@ -93,14 +93,14 @@ def test_at_its_quota_a_tenant_gives_up_an_entry_of_its_own_for_its_pin(make_cor
     assert first not in _ids(core)
 
 
-def test_a_lane_without_a_pin_is_used_before_one_with_a_pin(make_core):
+def test_an_unpinned_lane_is_displaced_before_a_pinned_one(make_core):
     core = make_core(lanes=2, entries=1)
     _pin(core, _keep(core, 1))
     valuable = core.run([*_text(2, LONG), 7], boundary=LONG).admission
     assert core.run(_text(3, 50)).admission.lane == valuable.lane
 
 
-def test_pages_are_taken_from_everybody_else_first_and_never_from_a_pin(make_core):
+def test_page_pressure_evicts_unpinned_sequences_only(make_core):
     core = make_core(entries=2, **SMALL)
     pinned = _keep(core, 1)
     _pin(core, pinned)
@@ -111,7 +111,7 @@ def test_pages_are_taken_from_everybody_else_first_and_never_from_a_pin(make_cor
     assert not set(others) & set(_ids(core))
 
 
-def test_a_pin_goes_on_while_its_sequence_moves_between_lane_and_entry(make_core):
+def test_a_pin_persists_while_its_sequence_moves_between_lane_and_entry(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first)
@@ -120,7 +120,7 @@ def test_a_pin_goes_on_while_its_sequence_moves_between_lane_and_entry(make_core
         assert _pinned(core) == [first]
 
 
-def test_what_only_borrows_leaves_the_pin_with_what_stays(make_core):
+def test_a_borrowing_request_leaves_the_pin_on_the_kept_copy(make_core):
     core = make_core(entries=2)
     _pin(core, _keep(core, 1))
     core.run([*_text(1, SHORT), 4, 4, 4], retain=False)
@@ -128,7 +128,7 @@ def test_what_only_borrows_leaves_the_pin_with_what_stays(make_core):
     assert list(pinned.ledger.tokens) == [*_text(1, SHORT), 7]
 
 
-def test_what_only_borrows_is_computed_from_nothing_where_it_would_take_the_pin_with_it(make_core):
+def test_a_borrowing_request_is_a_cold_prefill_if_it_would_consume_a_pinned_sequence(make_core):
     core = make_core(entries=1)
     answer = core.run(_text(1, SHORT), max_tokens=4).answer
     _pin(core, 1)
@@ -140,7 +140,7 @@ def test_what_only_borrows_is_computed_from_nothing_where_it_would_take_the_pin_
     assert core.run([*_text(1, SHORT), *answer, 5]).cached == SHORT + 3
 
 
-def test_an_operator_may_drop_what_is_pinned(make_core):
+def test_an_administrator_can_drop_a_pinned_sequence(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first)
@@ -149,10 +149,10 @@ def test_an_operator_may_drop_what_is_pinned(make_core):
     assert _ids(core) == []
 
 
-# When it ends.
+# Expiry.
 
 
-def test_a_pin_is_over_at_its_very_end(make_core):
+def test_a_pin_expires_exactly_at_its_ttl(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first, ttl_s=10.0)
@@ -162,7 +162,7 @@ def test_a_pin_is_over_at_its_very_end(make_core):
     assert _pinned(core) == []
 
 
-def test_after_its_end_a_sequence_is_given_up_like_any_other(make_core):
+def test_a_sequence_with_an_expired_pin_can_be_evicted(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first, ttl_s=100.0)
@@ -172,7 +172,7 @@ def test_after_its_end_a_sequence_is_given_up_like_any_other(make_core):
     assert first not in _ids(core)
 
 
-def test_pinning_again_sets_the_time_anew(make_core):
+def test_pinning_again_replaces_the_ttl(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first, ttl_s=1000.0)
@@ -181,7 +181,7 @@ def test_pinning_again_sets_the_time_anew(make_core):
     assert _pinned(core) == []
 
 
-def test_an_unpinned_sequence_is_given_up_like_any_other(make_core):
+def test_an_unpinned_sequence_can_be_evicted(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     _pin(core, first)
@@ -191,17 +191,17 @@ def test_an_unpinned_sequence_is_given_up_like_any_other(make_core):
     assert first not in _ids(core)
 
 
-def test_a_pin_that_has_grown_too_large_ends_and_says_so(make_core):
+def test_a_pin_that_grows_beyond_the_limit_ends_with_an_event(make_core):
     core = make_core(entries=1, **SMALL)
     first = _keep(core, 1)
     _pin(core, first)
     outcome = core.run([*_text(1, SHORT), *_text(2, 200)], boundary=SHORT + 199)
     assert outcome.of(PinEnded) == [PinEnded(first)]
     assert _pinned(core) == []
-    assert first in _ids(core), "it is kept all the same"
+    assert first in _ids(core), "the sequence is still kept"
 
 
-def test_a_pin_that_has_grown_ends_no_other_pin(make_core):
+def test_a_pin_that_grows_beyond_the_limit_ends_no_other_pin(make_core):
     core = make_core(lanes=2, entries=2, **SMALL)
     small, growing = _keep(core, 1, 50), _keep(core, 2, 50)
     _pin(core, small)
@@ -217,7 +217,7 @@ def test_a_pin_that_outgrows_its_tenants_quota_ends(make_core):
     _pin(core, _keep(core, 1, identity=THEIRS))
     core.run([*_text(1, SHORT), *_text(2, 350)], boundary=419, identity=THEIRS)
     assert _pinned(core) == []
-    # A request of full context can be served, whoever asks.
+    # Any tenant can still run a request of full context.
     assert isinstance(core.run(_text(9, 500), max_tokens=12).terminal, Finished)
 
 
@@ -229,7 +229,7 @@ def test_a_quota_that_leaves_no_entry_for_a_pin_ends_it(make_core):
     assert happened == [PinEnded(first)]
 
 
-def test_quotas_that_leave_room_for_a_pin_leave_it_alone(make_core):
+def test_quotas_that_leave_room_for_a_pin_do_not_end_it(make_core):
     core = make_core(entries=2)
     first = _keep(core, 1)
     _pin(core, first)
@@ -237,10 +237,10 @@ def test_quotas_that_leave_room_for_a_pin_leave_it_alone(make_core):
     assert _pinned(core) == [first]
 
 
-# What is refused.
+# Refusals.
 
 
-def test_no_more_is_pinned_than_entries_can_hold(make_core):
+def test_pins_are_limited_by_the_number_of_entries(make_core):
     core = make_core(lanes=2, entries=1)
     first, second = _keep(core, 1), _keep(core, 2)
     _pin(core, first)
@@ -250,7 +250,7 @@ def test_no_more_is_pinned_than_entries_can_hold(make_core):
     assert _pinned(core) == [first]
 
 
-def test_what_is_pinned_already_can_be_pinned_again_at_the_limit(make_core):
+def test_a_pinned_sequence_can_be_pinned_again_at_the_limit(make_core):
     core = make_core(lanes=2, entries=1)
     first = _keep(core, 1)
     _pin(core, first)
@@ -259,7 +259,7 @@ def test_what_is_pinned_already_can_be_pinned_again_at_the_limit(make_core):
     assert _pinned(core) == [first]
 
 
-def test_a_pin_that_is_over_makes_room_for_another(make_core):
+def test_an_expired_pin_makes_room_for_another(make_core):
     core = make_core(lanes=2, entries=1)
     first, second = _keep(core, 1), _keep(core, 2)
     _pin(core, first, ttl_s=5.0)
@@ -268,7 +268,7 @@ def test_a_pin_that_is_over_makes_room_for_another(make_core):
     assert _pinned(core) == [second]
 
 
-def test_pins_count_while_a_request_runs_on_them(make_core):
+def test_a_pin_counts_while_a_request_runs_on_its_sequence(make_core):
     core = make_core(lanes=2, entries=1)
     first, second = _keep(core, 1), _keep(core, 2)
     _pin(core, first)
@@ -278,14 +278,14 @@ def test_pins_count_while_a_request_runs_on_them(make_core):
         _pin(core, second)
 
 
-def test_without_an_entry_nothing_is_pinned(make_core):
+def test_without_entries_a_pin_is_refused(make_core):
     core = make_core(entries=0)
     first = _keep(core, 1)
     with pytest.raises(PinRefused):
         _pin(core, first)
 
 
-def test_in_drop_mode_a_sequence_without_a_checkpoint_is_not_pinned(make_core):
+def test_in_drop_mode_a_pin_without_a_checkpoint_is_refused(make_core):
     core = make_core(entries=1, keep_current=False)
     first = core.run(_text(1, SHORT)).admission.sequence_id
     with pytest.raises(PinRefused):
@@ -293,11 +293,13 @@ def test_in_drop_mode_a_sequence_without_a_checkpoint_is_not_pinned(make_core):
 
 
 @pytest.mark.parametrize(("length", "is_refused"), [(255, False), (256, True)])
-def test_pins_leave_the_pages_of_a_full_context(make_core, length, is_refused):
+def test_a_pin_that_leaves_too_few_pages_for_a_full_context_is_refused(
+    make_core, length, is_refused
+):
     core = make_core(entries=1, **SMALL)
     first = core.run(_text(1, length + 1), boundary=length, max_tokens=1).admission.sequence_id
     (kept,) = core.kept()
-    assert len(kept.pages) == (5 if is_refused else 4), "the precondition of this test"
+    assert len(kept.pages) == (5 if is_refused else 4), "precondition of this test"
     if not is_refused:
         _pin(core, first)
         return
@@ -307,7 +309,7 @@ def test_pins_leave_the_pages_of_a_full_context(make_core, length, is_refused):
     assert _pinned(core) == []
 
 
-def test_the_pages_of_all_pins_count_together(make_core):
+def test_the_pages_of_all_pins_are_added_up(make_core):
     core = make_core(lanes=2, entries=2, **SMALL)
     first, second = _keep(core, 1, 150), _keep(core, 2, 150)
     _pin(core, first)
@@ -315,7 +317,7 @@ def test_the_pages_of_all_pins_count_together(make_core):
         _pin(core, second)
 
 
-def test_pins_leave_the_pages_of_quotas(make_core):
+def test_a_pin_on_pages_reserved_by_quotas_is_refused(make_core):
     core = make_core(entries=2, **SMALL)
     core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=3)}, core.now_s)
     first = _keep(core, 1)
@@ -323,7 +325,7 @@ def test_pins_leave_the_pages_of_quotas(make_core):
         _pin(core, first)
 
 
-def test_pins_leave_the_entries_of_quotas(make_core):
+def test_a_pin_on_entries_reserved_by_quotas_is_refused(make_core):
     core = make_core(lanes=2, entries=2)
     core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=4)}, core.now_s)
     first, second = _keep(core, 1), _keep(core, 2)
@@ -333,7 +335,7 @@ def test_pins_leave_the_entries_of_quotas(make_core):
     assert caught.value.fields["limit"] == 1
 
 
-def test_a_tenant_with_a_quota_pins_within_it_whatever_others_have_pinned(make_core):
+def test_pins_of_other_tenants_do_not_limit_pins_within_a_quota(make_core):
     core = make_core(lanes=2, entries=2)
     core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=8)}, core.now_s)
     ours, theirs = _keep(core, 1), _keep(core, 2, identity=THEIRS)
@@ -342,7 +344,7 @@ def test_a_tenant_with_a_quota_pins_within_it_whatever_others_have_pinned(make_c
     assert _pinned(core) == [ours, theirs]
 
 
-def test_a_tenant_with_a_quota_pins_no_more_than_its_entries(make_core):
+def test_pins_of_a_tenant_are_limited_by_the_entries_of_its_quota(make_core):
     core = make_core(lanes=3, entries=3)
     core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=8)}, core.now_s)
     first, second = (_keep(core, number, identity=THEIRS) for number in (1, 2))
@@ -351,14 +353,14 @@ def test_a_tenant_with_a_quota_pins_no_more_than_its_entries(make_core):
         _pin(core, second)
 
 
-def test_pages_that_running_requests_are_promised_are_pinned_when_they_have_ended(make_core):
+def test_a_pin_is_refused_while_its_pages_are_promised_to_running_requests(make_core):
     core = make_core(lanes=2, entries=1, **SMALL)
     first = _keep(core, 1, 150)
     core.submit(_text(2, 100), max_tokens=412)
     fourth = core.submit(_text(3, 100), max_tokens=156)
     core.step()
     core.step()
-    assert core.scheduler.num_running == 2, "the precondition of this test"
+    assert core.scheduler.num_running == 2, "precondition of this test"
     with pytest.raises(PinRefused):
         _pin(core, first)
     core.scheduler.cancel(fourth, core.now_s)
@@ -366,7 +368,7 @@ def test_pages_that_running_requests_are_promised_are_pinned_when_they_have_ende
     assert _pinned(core) == [first]
 
 
-def test_what_runs_or_is_gone_is_not_pinned(make_core):
+def test_a_running_or_dropped_sequence_cannot_be_pinned_unpinned_or_dropped(make_core):
     core = make_core(entries=1)
     running = core.submit(_text(1, SHORT), max_tokens=50)
     core.step()
@@ -389,7 +391,7 @@ def test_what_runs_or_is_gone_is_not_pinned(make_core):
             change(sequence_id)
 
 
-def test_another_tenant_does_not_see_what_is_kept_or_runs(make_core):
+def test_another_tenant_gets_not_found_for_kept_and_running_sequences(make_core):
     core = make_core(entries=1)
     first = _keep(core, 1)
     scheduler = core.scheduler

@@ -1,11 +1,11 @@
-"""The core runs on the standard library's quiet half, checked in a process of its own."""
+"""Importing the core loads no module with side effects, checked in a separate process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# Names that must not be loaded by importing the core, however indirectly.
+# Modules that importing the core must not load, directly or indirectly.
 FORBIDDEN = {
     "asyncio",
     "fastapi",
@@ -44,16 +44,16 @@ print("\\n".join(sorted(set(sys.modules) - before)))
 
 
 def _loaded_by_core() -> set[str]:
-    # -I leaves the environment and the current folder out of it.
+    # -I ignores PYTHON* environment variables and the current directory.
     finished = subprocess.run(
         [sys.executable, "-I", "-c", _IMPORT_ALL], capture_output=True, text=True, check=True
     )
     return set(finished.stdout.split())
 
 
-def test_importing_the_core_loads_nothing_with_effects():
+def test_importing_the_core_loads_no_forbidden_module():
     assert not _loaded_by_core() & FORBIDDEN
 
 
-def test_every_module_of_the_core_is_imported_by_this_check():
+def test_the_check_imports_the_modules_of_the_core():
     assert {"kvreg_service.core.scheduler", "kvreg_service.core.pages"} <= _loaded_by_core()

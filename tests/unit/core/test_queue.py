@@ -1,4 +1,4 @@
-"""From arrival to a lane: limits, order, time, and clients that leave."""
+"""The request queue: limits, order, timeouts and cancellation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = list(range(300))
 
 
 def _busy(make_core, **options):
-    """One lane that decodes for a long time."""
+    """Return a core whose only lane decodes a long answer, and the id of that request."""
     core = make_core(**options)
     running = core.submit([9] * 50, max_tokens=500)
     for _ in range(3):
@@ -31,7 +31,7 @@ def test_a_prompt_needs_room_for_one_answer_token(make_core, length, fits):
     assert caught.value.fields["max_context_tokens"] == 2048
 
 
-def test_a_prompt_that_is_too_long_leaves_the_session_alone(make_core):
+def test_a_prompt_that_is_too_long_does_not_affect_the_kept_session(make_core):
     core = make_core()
     core.run(PROMPT, boundary=290)
     with pytest.raises(ContextTooLong):
@@ -39,18 +39,18 @@ def test_a_prompt_that_is_too_long_leaves_the_session_alone(make_core):
     assert core.run([*PROMPT[:290], 1]).cached == 290
 
 
-def test_an_answer_ends_at_the_context_limit(make_core):
+def test_generation_ends_at_the_context_limit(make_core):
     outcome = make_core(max_context_tokens=320, num_pages=5).run(PROMPT, max_tokens=10_000)
     assert len(outcome.answer) == 20
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [([], 5), ([1], 0), ([1], -3)])
-def test_an_empty_prompt_or_answer_is_invalid(make_core, prompt, max_tokens):
+def test_an_empty_prompt_or_a_max_tokens_below_one_is_invalid(make_core, prompt, max_tokens):
     with pytest.raises(InvalidRequest):
         make_core().submit(prompt, max_tokens=max_tokens)
 
 
-def test_a_full_queue_refuses_at_once_and_says_when_to_try_again(make_core):
+def test_a_full_queue_raises_overloaded_with_retry_after(make_core):
     core, _ = _busy(make_core, queue_limit=2)
     for _ in range(2):
         core.submit(PROMPT)
@@ -60,7 +60,7 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_try_again(make_core):
     assert core.scheduler.queue_length == 2
 
 
-def test_requests_get_their_lane_in_order_of_arrival(make_core):
+def test_requests_are_admitted_in_order_of_arrival(make_core):
     core = make_core()
     ids = [core.submit([number] * 20) for number in range(4)]
     assert [event.request_id for event in core.drain().of(Admitted)] == ids
@@ -76,7 +76,7 @@ def test_a_small_request_does_not_overtake_one_that_waits_for_pages(make_core):
     assert [event.request_id for event in core.drain().of(Admitted)] == ids
 
 
-def test_time_in_the_queue_is_reported(make_core):
+def test_admission_reports_the_time_in_the_queue(make_core):
     core, running = _busy(make_core)
     waiting = core.submit(PROMPT)
     core.now_s += 12.0
@@ -86,7 +86,7 @@ def test_time_in_the_queue_is_reported(make_core):
 
 
 @pytest.mark.parametrize(("waited_s", "expires"), [(60.0, False), (60.1, True)])
-def test_a_request_waits_no_longer_than_the_limit(make_core, waited_s, expires):
+def test_a_queued_request_fails_after_the_queue_timeout(make_core, waited_s, expires):
     core, _ = _busy(make_core, queue_timeout_s=60.0)
     waiting = core.submit(PROMPT)
     core.now_s += waited_s
@@ -96,7 +96,7 @@ def test_a_request_waits_no_longer_than_the_limit(make_core, waited_s, expires):
     assert all(isinstance(event.error, QueueTimeout) for event in failed)
 
 
-def test_all_that_waited_too_long_end_in_one_step(make_core):
+def test_all_expired_requests_fail_in_one_step(make_core):
     core, _ = _busy(make_core)
     ids = [core.submit(PROMPT) for _ in range(3)]
     core.now_s += 61.0
@@ -110,7 +110,7 @@ def test_a_running_request_does_not_time_out(make_core):
     assert isinstance(core.drain().terminal, Finished)
 
 
-def test_a_cancelled_waiting_request_never_runs(make_core):
+def test_a_request_cancelled_in_the_queue_never_runs(make_core):
     core, _ = _busy(make_core)
     waiting = core.submit(PROMPT)
     assert core.scheduler.cancel(waiting, core.now_s) == [Cancelled(waiting, 0)]
@@ -118,7 +118,7 @@ def test_a_cancelled_waiting_request_never_runs(make_core):
     assert core.scheduler.queue_length == 0
 
 
-def test_cancelling_during_prefill_keeps_what_was_computed(make_core):
+def test_cancelling_during_prefill_keeps_the_computed_tokens(make_core):
     core = make_core(chunk_tokens=100)
     request_id = core.submit(PROMPT)
     core.step()
@@ -126,7 +126,7 @@ def test_cancelling_during_prefill_keeps_what_was_computed(make_core):
     assert core.run(PROMPT).cached == 100
 
 
-def test_cancelling_before_anything_was_computed_leaves_an_empty_lane(make_core):
+def test_cancelling_before_the_first_chunk_leaves_an_empty_lane(make_core):
     core = make_core(lanes=2, chunk_tokens=100)
     core.submit([1] * 100)
     waiting = core.submit(PROMPT)
@@ -137,7 +137,7 @@ def test_cancelling_before_anything_was_computed_leaves_an_empty_lane(make_core)
     assert len(core.kept()) <= 1
 
 
-def test_cancelling_during_decode_keeps_exactly_what_was_sent(make_core):
+def test_cancelling_during_decode_keeps_exactly_the_sampled_tokens(make_core):
     core = make_core()
     request_id = core.submit(PROMPT, max_tokens=100)
     for _ in range(20):
@@ -159,15 +159,15 @@ def test_a_cancelled_request_frees_its_lane(make_core, num_steps):
     assert core.run([5] * 30).terminal
 
 
-def test_cancelling_what_is_unknown_or_over_does_nothing(make_core):
+def test_cancelling_an_unknown_or_completed_request_does_nothing(make_core):
     core = make_core()
     request_id = core.submit(PROMPT)
     core.drain()
     assert core.scheduler.cancel(request_id, core.now_s) == []
-    assert core.scheduler.cancel("nobody", core.now_s) == []
+    assert core.scheduler.cancel("unknown", core.now_s) == []
 
 
-def test_cancelling_a_prefill_between_boundary_and_end_keeps_the_boundary(make_core):
+def test_cancelling_a_prefill_after_its_boundary_keeps_the_checkpoint(make_core):
     core = make_core(chunk_tokens=100)
     request_id = core.submit(PROMPT, boundary=150)
     core.step()

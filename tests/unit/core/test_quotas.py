@@ -1,4 +1,4 @@
-"""A tenant with a quota keeps no more than that, and nobody else takes of it."""
+"""A quota limits the kept entries, pages and anchors of a tenant, and guarantees them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _evicted(outcome, reason=None):
     ]
 
 
-# A cap.
+# The limit.
 
 
 def test_a_tenant_keeps_no_more_entries_than_its_quota(make_core):
@@ -70,7 +70,7 @@ def test_at_its_quota_a_tenant_replaces_its_own_least_valuable_entry(make_core):
     assert len(core.scheduler.holdings.registry.empty_entries()) == 2
 
 
-def test_at_its_quota_what_is_least_valuable_is_not_kept_though_entries_are_empty(make_core):
+def test_at_its_quota_the_least_valuable_is_evicted_although_entries_are_empty(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=4)
     _keep(core, A, 1, LONG)
     short = _keep(core, A, 2, SHORT)
@@ -85,7 +85,7 @@ def test_a_tenant_keeps_no_more_pages_than_its_quota(make_core):
         assert _num_pages(core, "a") <= 6
 
 
-def test_beyond_its_pages_its_own_least_valuable_goes_and_says_why(make_core):
+def test_above_its_page_quota_the_least_valuable_sequence_of_the_tenant_is_evicted(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
     _keep(core, OTHER, 9, SHORT)
     short = _keep(core, A, 1, SHORT).admission.sequence_id
@@ -94,14 +94,14 @@ def test_beyond_its_pages_its_own_least_valuable_goes_and_says_why(make_core):
     assert _kept(core, "other")
 
 
-def test_what_does_not_fit_in_its_quota_at_all_is_not_kept(make_core):
+def test_a_sequence_larger_than_the_quota_is_not_kept(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=4, pages=6)}, entries=4)
     outcome = _keep(core, A, 1, LONG)
     assert _evicted(outcome, EvictionReason.QUOTA) == [("a", outcome.admission.sequence_id)]
     assert isinstance(outcome.terminal, Finished)
 
 
-def test_with_a_quota_of_nothing_all_is_answered_and_nothing_kept(make_core):
+def test_a_zero_quota_serves_requests_and_keeps_nothing(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=0, pages=0)}, entries=2, anchors=1)
     expected = make_core().run([*_text(1, LONG), 7], max_tokens=1).answer
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_with_a_quota_of_nothing_all_is_answered_and_nothing_kept(make_core):
         assert core.kept() == []
 
 
-def test_copies_count_as_entries(make_core):
+def test_forks_count_as_entries(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=4)
     _keep(core, A, 1, 200)
     for tail in range(5):
@@ -118,13 +118,13 @@ def test_copies_count_as_entries(make_core):
         assert len(_in_entries(core, "a")) <= 1
 
 
-def test_at_its_quota_no_copy_takes_the_place_of_what_others_no_longer_need(make_core):
+def test_at_its_quota_a_fork_does_not_replace_a_superseded_fork_of_another_tenant(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=3)
     first = _keep(core, OTHER, 1, 200)
     prompt = [*_text(1, 200), 7, *first.answer, *[5] * 20]
     second = core.run([*prompt, 1], identity=OTHER, boundary=len(prompt))
     core.run([*prompt, 1, *second.answer, 6], identity=OTHER)
-    assert len(second.of(Forked)) == 1, "the precondition of this test"
+    assert len(second.of(Forked)) == 1, "precondition of this test"
     _keep(core, A, 2, 200)
     _keep(core, A, 3, 700)
     side = core.run([*_text(3, 700), 4, 4, 4], identity=A, boundary=702)
@@ -132,7 +132,7 @@ def test_at_its_quota_no_copy_takes_the_place_of_what_others_no_longer_need(make
     assert not side.of(Evicted)
 
 
-def test_anchors_count_by_themselves(make_core):
+def test_anchors_are_limited_separately_from_entries(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=0, pages=32, anchors=1)}, anchors=3)
     for number in range(3):
         core.run([*_text(number, 200), 7], identity=A, heads=(Head(128),))
@@ -148,16 +148,16 @@ def test_a_shared_page_counts_once(make_core):
     heads = (Head(192),)
     core.run([*_text(1, 200), 7], identity=A, heads=heads, max_tokens=1)
     core.run([*_text(1, 195), *_text(2, 20)], identity=A, heads=heads, max_tokens=1)
-    # Three pages of the head and one of each conversation.
+    # Three pages of the head and one page of each conversation.
     assert len(_kept(core, "a")) == 3
     assert _num_pages(core, "a") == 5
 
 
-# A guarantee.
+# The guarantee.
 
 
 @pytest.mark.parametrize("policy", ["cost", "lru", "fifo", "slru", "priority", "lfu"])
-def test_others_do_not_take_its_entries(make_core, policy):
+def test_other_tenants_do_not_evict_entries_within_a_quota(make_core, policy):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=2, policy=policy)
     kept = _keep(core, A, 1).admission.sequence_id
     for number in range(2, 9):
@@ -168,7 +168,7 @@ def test_others_do_not_take_its_entries(make_core, policy):
 
 
 @pytest.mark.parametrize("policy", ["cost", "lru", "none"])
-def test_its_session_on_a_lane_gets_the_entry_it_has_a_right_to(make_core, policy):
+def test_a_displaced_session_gets_the_entry_guaranteed_by_its_quota(make_core, policy):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=32)}, entries=1, policy=policy)
     _keep(core, OTHER, 1, LONG)
     _keep(core, A, 2, SHORT)
@@ -176,7 +176,7 @@ def test_its_session_on_a_lane_gets_the_entry_it_has_a_right_to(make_core, polic
     assert _keep(core, A, 2).cached == SHORT
 
 
-def test_others_do_not_take_its_pages(make_core):
+def test_other_tenants_do_not_evict_pages_within_a_quota(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, entries=3, **SMALL)
     kept = [_keep(core, A, number, 150).admission.sequence_id for number in (1, 2)]
     for number in range(3, 8):
@@ -184,7 +184,7 @@ def test_others_do_not_take_its_pages(make_core):
     assert sorted(one.sequence_id for one in _kept(core, "a")) == kept
 
 
-def test_others_do_not_take_its_anchors(make_core):
+def test_other_tenants_do_not_evict_anchors_within_a_quota(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=0, pages=8, anchors=1)}, anchors=1)
     core.run([*_text(1, 100), 7], identity=A, heads=(Head(64),))
     for number in range(2, 6):
@@ -193,7 +193,7 @@ def test_others_do_not_take_its_anchors(make_core):
     assert [one.sequence.tenant for one in core.scheduler.holdings.anchors] == ["a"]
 
 
-def test_it_has_a_right_to_an_anchor_within_its_quota(make_core):
+def test_a_head_within_a_quota_replaces_an_anchor_of_another_tenant(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=0, pages=8, anchors=1)}, anchors=1)
     for question in (7, 8):
         core.run([*_text(1, 900), question], identity=OTHER, heads=(Head(800, is_marked=True),))
@@ -201,14 +201,14 @@ def test_it_has_a_right_to_an_anchor_within_its_quota(make_core):
     assert [one.sequence.tenant for one in core.scheduler.holdings.anchors] == ["a"]
 
 
-def test_what_others_keep_may_be_taken_for_a_tenant_with_a_quota(make_core):
+def test_a_tenant_with_a_quota_may_evict_sequences_of_tenants_without_one(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=4)}, entries=1, **SMALL)
     _keep(core, OTHER, 1, 450)
     outcome = _keep(core, A, 2, 500, max_tokens=11)
     assert isinstance(outcome.terminal, Finished)
 
 
-def test_two_tenants_with_quotas_take_nothing_of_each_other(make_core):
+def test_two_tenants_with_quotas_do_not_evict_each_other(make_core):
     quotas = {"a": Quota(entries=1, pages=4), "b": Quota(entries=1, pages=4)}
     core = _with_quotas(make_core, quotas, entries=2, **SMALL)
     kept = [_keep(core, one, n, 100).admission.sequence_id for n, one in enumerate((A, B))]
@@ -219,7 +219,7 @@ def test_two_tenants_with_quotas_take_nothing_of_each_other(make_core):
 
 
 @pytest.mark.parametrize("quotas", [{}, {"a": Quota(2, 8, 1)}])
-def test_no_tenant_finds_what_another_keeps(make_core, quotas):
+def test_no_tenant_reuses_the_kept_prefix_of_another(make_core, quotas):
     core = _with_quotas(make_core, quotas, entries=2, anchors=1)
     outcome = _keep(core, A, 1, LONG, heads=(Head(128),))
     for identity in (B, OTHER):
@@ -228,10 +228,10 @@ def test_no_tenant_finds_what_another_keeps(make_core, quotas):
     assert outcome.cached == 0
 
 
-# Lending: what backs a tenant's own promise.
+# Lending: kept pages that back a promise to the tenant's own request.
 
 
-def test_a_tenants_own_request_is_not_held_up_by_what_it_keeps(make_core):
+def test_a_request_does_not_wait_for_pages_kept_by_its_own_tenant(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=3, entries=2, **SMALL)
     for number in (1, 2):
         _keep(core, A, number, 200)
@@ -243,7 +243,7 @@ def test_a_tenants_own_request_is_not_held_up_by_what_it_keeps(make_core):
     assert len(outcome.of(Finished)) == 2
 
 
-def test_another_tenants_request_waits_for_pages_that_are_spoken_for(make_core):
+def test_a_request_waits_for_pages_reserved_by_the_quota_of_another_tenant(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=4, entries=2, **SMALL)
     for number in (1, 2):
         _keep(core, A, number, 200)
@@ -256,21 +256,21 @@ def test_another_tenants_request_waits_for_pages_that_are_spoken_for(make_core):
     assert len(_kept(core, "a")) == 2
 
 
-def test_what_was_lent_is_the_tenants_own_again_when_its_request_has_ended(make_core):
+def test_lent_sequences_are_returned_when_the_request_has_ended(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=2, pages=8)}, lanes=3, entries=2, **SMALL)
     kept = [_keep(core, A, number, 200).admission.sequence_id for number in (1, 2)]
     other = core.submit(_text(8, 20), identity=OTHER, max_tokens=480)
     own = core.submit(_text(9, 20), identity=A, max_tokens=480)
     core.step()
     core.step()
-    assert any(one.is_lent for one in _kept(core, "a")), "the precondition of this test"
+    assert any(one.is_lent for one in _kept(core, "a")), "precondition of this test"
     for request_id in (own, other):
         core.scheduler.cancel(request_id, core.now_s)
     assert not any(one.is_lent for one in _kept(core, "a"))
     assert set(kept) <= {one.sequence_id for one in _kept(core, "a")}
 
 
-# Setting them.
+# Setting quotas.
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,7 @@ def test_what_was_lent_is_the_tenants_own_again_when_its_request_has_ended(make_
         ({"a": Quota(1, 5), "b": Quota(1, 4)}, {"quota": "pages", "asked": 9, "limit": 8}),
     ],
 )
-def test_quotas_that_are_more_than_there_is_are_refused_with_both_numbers(
-    make_core, quotas, fields
-):
+def test_quotas_above_capacity_are_refused_with_the_sum_and_the_limit(make_core, quotas, fields):
     core = make_core(entries=2, anchors=1, **SMALL)
     with pytest.raises(ConfigurationError) as caught:
         core.scheduler.custody.set_quotas(quotas, core.now_s)
@@ -293,19 +291,19 @@ def test_quotas_that_are_more_than_there_is_are_refused_with_both_numbers(
     assert core.scheduler.holdings.quotas == {}
 
 
-def test_quotas_may_be_all_there_is(make_core):
+def test_quotas_may_add_up_to_the_whole_capacity(make_core):
     quotas = {"a": Quota(1, 4, 1), "b": Quota(1, 4)}
     core = _with_quotas(make_core, quotas, entries=2, anchors=1, **SMALL)
     assert core.scheduler.holdings.quotas == quotas
 
 
 @pytest.mark.parametrize("field", ["entries", "pages", "anchors"])
-def test_a_quota_below_zero_is_refused(field):
+def test_a_negative_quota_is_refused(field):
     with pytest.raises(ConfigurationError):
         Quota(**{"entries": 1, "pages": 1, "anchors": 1, field: -1})
 
 
-def test_a_smaller_quota_gives_up_what_is_beyond_it_at_once(make_core):
+def test_reducing_a_quota_evicts_the_excess_at_once(make_core):
     core = _with_quotas(make_core, {"a": Quota(3, 32)}, entries=3)
     for number in range(4):
         _keep(core, A, number, 100 + 30 * number)
@@ -314,14 +312,14 @@ def test_a_smaller_quota_gives_up_what_is_beyond_it_at_once(make_core):
     assert [one.ledger.tokens[0] for one in _in_entries(core, "a")] == [2000]
 
 
-def test_a_quota_without_anchors_gives_up_those_there_are(make_core):
+def test_a_quota_without_anchors_evicts_existing_anchors(make_core):
     core = _with_quotas(make_core, {"a": Quota(0, 8, anchors=1)}, anchors=1)
     core.run([*_text(1, 100), 7], identity=A, heads=(Head(64),))
     happened = core.scheduler.custody.set_quotas({"a": Quota(0, 8)}, core.now_s)
     assert [(e.reason, e.anchor) for e in happened] == [(EvictionReason.QUOTA, 0)]
 
 
-def test_without_its_quota_a_tenant_is_like_all_others(make_core):
+def test_removing_a_quota_removes_its_guarantee(make_core):
     core = _with_quotas(make_core, {"a": Quota(1, 32)}, entries=1)
     _keep(core, A, 1)
     core.scheduler.custody.set_quotas({}, core.now_s)
@@ -330,7 +328,7 @@ def test_without_its_quota_a_tenant_is_like_all_others(make_core):
     assert _kept(core, "a") == []
 
 
-def test_events_of_a_plan_on_its_way_are_not_those_of_new_quotas(make_core):
+def test_setting_quotas_during_a_step_does_not_take_the_events_of_that_step(make_core):
     core = make_core(entries=2)
     for number in range(3):
         _keep(core, A, number)
@@ -343,11 +341,11 @@ def test_events_of_a_plan_on_its_way_are_not_those_of_new_quotas(make_core):
     assert any(isinstance(event, Admitted) for event in later)
 
 
-# All together.
+# Combined.
 
 
 @pytest.mark.parametrize("policy", ["cost", "lru", "none"])
-def test_everybody_finishes_under_quotas_pins_and_pressure(make_core, policy):
+def test_all_requests_finish_under_quotas_pins_and_page_pressure(make_core, policy):
     quotas = {"a": Quota(entries=1, pages=3, anchors=1), "b": Quota(entries=1, pages=2)}
     core = _with_quotas(
         make_core, quotas, lanes=3, entries=4, anchors=2, policy=policy, queue_limit=99, **SMALL

@@ -1,4 +1,4 @@
-"""The moves of detach, attach and exchange, slot by slot, in both modes."""
+"""Slot moves of detach, attach, exchange and fork, in keep mode and drop mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESTORE = SlotCopy(LANE_CHECKPOINT, LANE_CURRENT)
 
 
 def _sequence(states: str, number: int = 1) -> Sequence:
-    """``states`` names what it has: c for current, k for checkpoint."""
+    """Return a sequence with the given ``states``: c for current, k for checkpoint."""
     return Sequence(
         sequence_id=SequenceId(number),
         ledger=TokenLedger(Identity(b"epoch", "tenant"), range(20)),
@@ -54,7 +54,7 @@ def _registry(*, keep: bool, entry: Sequence | None = None) -> Registry:
         (False, "k", [SlotCopy(3, 5)]),
     ],
 )
-def test_detach_copies_the_states_there_are(keep, states, moves):
+def test_detach_copies_the_existing_states(keep, states, moves):
     assert _registry(keep=keep).detach(_sequence(states), LANE, ENTRY) == moves
 
 
@@ -65,7 +65,7 @@ def test_detach_drops_current_in_drop_mode_only(keep, has_current):
     assert sequence.has_current == has_current
 
 
-def test_a_taken_entry_takes_nobody_else():
+def test_detach_to_an_occupied_entry_raises():
     registry = _registry(keep=True, entry=_sequence("ck"))
     with pytest.raises(InvariantBroken):
         registry.detach(_sequence("ck", 2), LANE, ENTRY)
@@ -81,7 +81,7 @@ def test_a_taken_entry_takes_nobody_else():
         (False, "ck", True, [SlotCopy(DROPPED_CHECKPOINT, LANE_CHECKPOINT), RESTORE]),
     ],
 )
-def test_attach_brings_the_state_to_go_on_from_and_the_checkpoint(
+def test_attach_moves_the_checkpoint_and_the_state_to_resume_from(
     keep, states, at_checkpoint, moves
 ):
     registry = _registry(keep=keep, entry=_sequence(states))
@@ -132,14 +132,14 @@ def test_exchange_swaps_checkpoints_and_restores_when_current_is_dropped():
         (False, "c", False),
     ],
 )
-def test_only_what_can_be_resumed_from_an_entry_can_be_kept(keep, states, can_keep):
+def test_a_sequence_can_be_kept_only_if_it_is_resumable_from_an_entry(keep, states, can_keep):
     assert _registry(keep=keep).can_keep(_sequence(states)) == can_keep
 
 
 @pytest.mark.parametrize(
     ("keep", "moves"), [(True, [SlotCopy(1, 6), SlotCopy(3, 7)]), (False, [SlotCopy(3, 5)])]
 )
-def test_a_fork_of_a_lane_is_copied_like_a_detach(keep, moves):
+def test_a_fork_of_a_lane_makes_the_same_copies_as_detach(keep, moves):
     registry = _registry(keep=keep)
     assert registry.fork(_sequence("ck"), ENTRY, from_lane=LANE, from_entry=None) == moves
 
@@ -158,7 +158,7 @@ def test_a_fork_of_an_entry_is_copied_to_another_entry(keep, states, moves):
     assert registry.fork(copy, EntryId(0), from_lane=None, from_entry=ENTRY) == moves
 
 
-def test_a_fork_in_place_moves_nothing():
+def test_a_fork_in_place_needs_no_moves():
     registry = _registry(keep=True, entry=_sequence("ck"))
     registry.attach(ENTRY, LANE, at_checkpoint=True)
     copy = _sequence("ck", 2)
@@ -173,7 +173,7 @@ def test_an_empty_or_unknown_entry_is_not_found(entry):
         registry.remove(EntryId(entry))
 
 
-def test_occupied_and_empty_entries_are_told_apart():
+def test_the_registry_lists_occupied_and_empty_entries():
     sequence = _sequence("ck")
     registry = _registry(keep=True, entry=sequence)
     assert list(registry) == [(ENTRY, sequence)]

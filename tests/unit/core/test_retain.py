@@ -1,4 +1,4 @@
-"""A request that asks not to be kept leaves everything else as if it had not been."""
+"""A request with ``retain=False`` is not kept and does not change any kept sequence."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ def _with_session(make_core, **options):
     return core
 
 
-def test_it_is_not_kept(make_core):
+def test_an_unretained_request_is_not_kept(make_core):
     core = make_core(entries=1)
     core.run(ONE_SHOT, boundary=90, retain=False)
     assert core.kept() == []
     assert core.run(ONE_SHOT, boundary=90, retain=False).cached == 0
 
 
-def test_its_pages_come_back(make_core):
+def test_the_pages_of_an_unretained_request_are_freed(make_core):
     core = make_core()
     core.run(ONE_SHOT, boundary=90, retain=False)
     assert core.scheduler.holdings.pages.num_free == core.num_pages
 
 
-def test_it_captures_nothing(make_core):
+def test_an_unretained_request_captures_no_checkpoint(make_core):
     outcome = make_core().run(ONE_SHOT, boundary=90, retain=False)
     assert not outcome.of(CheckpointCaptured)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_fifty_of_them_leave_the_session_where_it_is(make_core, keep):
+def test_many_unretained_requests_preserve_the_kept_session(make_core, keep):
     core = _with_session(make_core, entries=1, keep_current=keep)
     for number in range(50):
         core.run([1000 + number] * 120, boundary=100, retain=False)
     assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
 
 
-def test_it_reads_what_others_left(make_core):
+def test_an_unretained_request_reuses_a_kept_prefix(make_core):
     core = _with_session(make_core)
     assert core.run([*SESSION, 7, 7, 7], retain=False).cached == 200
 
 
-@pytest.mark.parametrize("comes_back_from_an_entry", [True, False])
-def test_with_an_entry_what_it_borrowed_stays_whole(make_core, comes_back_from_an_entry):
+@pytest.mark.parametrize("is_in_an_entry", [True, False])
+def test_with_an_entry_a_borrowed_sequence_keeps_its_frontier(make_core, is_in_an_entry):
     core = make_core(entries=2)
     answer = core.run(TURN, boundary=200).answer
-    if comes_back_from_an_entry:
+    if is_in_an_entry:
         core.run(ONE_SHOT)
     assert core.run([*TURN, *answer[:-1], 7, 7], retain=False).cached == len(TURN) + 3
     assert core.run([*TURN, *answer[:-1], 8, 8]).cached == len(TURN) + 3
 
 
-def test_without_an_entry_what_it_borrowed_can_be_resumed_at_the_checkpoint(make_core):
+def test_without_an_entry_a_borrowed_sequence_keeps_its_checkpoint(make_core):
     core = _with_session(make_core)
     core.run([*SESSION, 7, 7, 7], boundary=202, retain=False)
     assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
 
 
-def test_nothing_of_it_stays_in_what_it_borrowed(make_core):
+def test_a_borrowed_sequence_contains_no_token_of_the_unretained_request(make_core):
     core = _with_session(make_core)
     answer = core.run([*SESSION, 7, 7, 7], retain=False).answer
     (kept,) = core.kept()
@@ -73,7 +73,7 @@ def test_nothing_of_it_stays_in_what_it_borrowed(make_core):
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_cancelling_it_gives_back_what_it_borrowed(make_core, num_steps):
+def test_cancelling_an_unretained_request_returns_the_borrowed_sequence(make_core, num_steps):
     core = _with_session(make_core, chunk_tokens=20)
     request_id = core.submit([*SESSION, *[7] * 50], retain=False, max_tokens=50)
     for _ in range(num_steps):
@@ -82,7 +82,7 @@ def test_cancelling_it_gives_back_what_it_borrowed(make_core, num_steps):
     assert core.run([*SESSION, 5, 6], boundary=200).cached == 200
 
 
-def test_it_does_not_change_the_number_of_entries(make_core):
+def test_an_unretained_request_does_not_change_the_number_of_entries(make_core):
     core = _with_session(make_core, entries=3)
     core.run(ONE_SHOT, retain=False)
     before = core.scheduler.holdings.registry.num_kept
@@ -90,7 +90,7 @@ def test_it_does_not_change_the_number_of_entries(make_core):
     assert core.scheduler.holdings.registry.num_kept == before == 1
 
 
-def test_what_it_borrowed_is_kept_after_all_when_the_copy_of_it_is_gone(make_core):
+def test_a_borrowed_sequence_is_kept_when_its_copy_was_dropped(make_core):
     core = _with_session(make_core, entries=1)
     core.submit([*SESSION, 7, 7, 7], retain=False, max_tokens=10)
     core.step()

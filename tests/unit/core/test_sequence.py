@@ -1,4 +1,4 @@
-"""Where a sequence can be resumed, and which contradictions are noticed."""
+"""The resumable position of a sequence, and its invariants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sequence(frontier, checkpoint=None, *, has_current=True, tokens=200, num_pa
         (0, None, True, 0),
     ],
 )
-def test_the_best_position_is_the_last_one_with_a_state(
+def test_reusable_tokens_is_the_last_position_with_a_state(
     frontier, checkpoint, has_current, reusable
 ):
     sequence = _sequence(frontier, checkpoint, has_current=has_current)
@@ -52,7 +52,7 @@ def test_the_best_position_is_the_last_one_with_a_state(
     ],
     ids=["checkpoint beyond frontier", "frontier beyond ledger", "pages", "checkpoint's pages"],
 )
-def test_a_contradiction_is_noticed(broken):
+def test_an_inconsistent_sequence_breaks_an_invariant(broken):
     with pytest.raises(InvariantBroken):
         broken.check_invariants()
 

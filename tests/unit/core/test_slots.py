@@ -1,4 +1,4 @@
-"""The numbering of state slots, against the table that fixes it."""
+"""The numbering of state slots of lanes and entries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_entries_have_checkpoints_only_in_drop_mode():
 
 
 @pytest.mark.parametrize("entry", [0, 1, 2])
-def test_asking_for_a_dropped_current_slot_raises(entry):
+def test_the_current_slot_of_an_entry_in_drop_mode_raises(entry):
     with pytest.raises(CurrentSlotDropped):
         SlotLayout(2, 3, keep_current=False).entry_current(EntryId(entry))
 
@@ -67,13 +67,13 @@ def test_one_lane_needs_two_slots_and_two_for_each_entry(entries, num_slots):
 
 
 @pytest.mark.parametrize("entries", [1, 2, 7])
-def test_drop_mode_saves_one_slot_an_entry(entries):
+def test_drop_mode_saves_one_slot_per_entry(entries):
     kept, dropped = SlotLayout(1, entries), SlotLayout(1, entries, keep_current=False)
     assert kept.num_slots - dropped.num_slots == entries
 
 
 @pytest.mark.parametrize(("lanes", "entries", "keep"), [(0, 1, True), (1, -1, True), (1, 0, False)])
-def test_a_profile_that_contradicts_itself_is_refused(lanes, entries, keep):
+def test_an_inconsistent_layout_is_refused(lanes, entries, keep):
     with pytest.raises(ConfigurationError):
         SlotLayout(lanes, entries, keep)
 
@@ -81,9 +81,9 @@ def test_a_profile_that_contradicts_itself_is_refused(lanes, entries, keep):
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_lane_or_entry_that_does_not_exist_has_no_slot(index):
     layout = SlotLayout(2, 2)
-    for ask in (layout.lane_current, layout.lane_checkpoint):
+    for slot_of in (layout.lane_current, layout.lane_checkpoint):
         with pytest.raises(InvariantBroken):
-            ask(LaneId(index))
-    for ask in (layout.entry_current, layout.entry_checkpoint):
+            slot_of(LaneId(index))
+    for slot_of in (layout.entry_current, layout.entry_checkpoint):
         with pytest.raises(InvariantBroken):
-            ask(EntryId(index))
+            slot_of(EntryId(index))

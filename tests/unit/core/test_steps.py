@@ -1,4 +1,4 @@
-"""What one step computes: one chunk of prefill at most, every running answer, the checkpoint."""
+"""The contents of one step: at most one chunk of prefill, all decodes, checkpoint captures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _chunks(outcome, request_id=None) -> list[tuple[int, int]]:
         (249, [(0, 100), (100, 200), (200, 249), (249, 250)]),
     ],
 )
-def test_prefill_goes_in_chunks_and_stops_at_the_checkpoint(make_core, boundary, chunks):
+def test_prefill_is_chunked_and_stops_at_the_checkpoint(make_core, boundary, chunks):
     core = make_core(chunk_tokens=100)
     assert _chunks(core.run(range(250), boundary=boundary, max_tokens=1)) == chunks
 
@@ -47,12 +47,12 @@ def test_a_boundary_at_the_resumed_position_is_not_captured_again(make_core):
     assert not outcome.of(CheckpointCaptured)
 
 
-def test_the_checkpoint_is_captured_where_the_boundary_is(make_core):
+def test_the_checkpoint_is_captured_at_the_boundary(make_core):
     outcome = make_core(chunk_tokens=64).run(range(250), boundary=130)
     assert [event.position for event in outcome.of(CheckpointCaptured)] == [130]
 
 
-def test_the_capture_goes_to_the_lane_s_checkpoint_slot(make_core):
+def test_the_capture_goes_to_the_checkpoint_slot_of_the_lane(make_core):
     outcome = make_core(lanes=2).run(range(250), boundary=130)
     captures = [work.capture_to for plan in outcome.steps for work in plan.work]
     assert captures[:2] == [2, None]
@@ -63,13 +63,13 @@ def test_only_the_last_chunk_samples(make_core):
     assert [work.samples for plan in outcome.steps for work in plan.work] == [False, False, True]
 
 
-def test_chunked_prefill_answers_like_one_pass(make_core):
+def test_chunked_prefill_has_the_output_of_a_single_pass(make_core):
     whole = make_core().run(range(250), max_tokens=20)
     chunked = make_core(chunk_tokens=7).run(range(250), max_tokens=20, boundary=100)
     assert chunked.answer == whole.answer
 
 
-def test_all_answers_and_at_most_one_chunk_are_computed_in_a_step(make_core):
+def test_a_step_has_all_decodes_and_at_most_one_chunk(make_core):
     core = make_core(lanes=3, chunk_tokens=100)
     ids = [core.submit([number] * 40, max_tokens=50) for number in range(2)]
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_the_oldest_request_prefills_first(make_core):
     assert order[:4] == [first, first, first, second]
 
 
-def test_what_the_oldest_leaves_of_a_chunk_goes_to_the_next(make_core):
+def test_the_rest_of_a_chunk_goes_to_the_next_request(make_core):
     core = make_core(lanes=2, chunk_tokens=100)
     first = core.submit(range(120))
     second = core.submit(range(500, 700))
@@ -100,7 +100,7 @@ def test_what_the_oldest_leaves_of_a_chunk_goes_to_the_next(make_core):
     assert {work.request_id: len(work.token_ids) for work in plan.work} == {first: 20, second: 80}
 
 
-def test_a_chunk_of_one_token_in_the_middle_of_a_prompt_is_no_decode(make_core):
+def test_a_chunk_of_one_token_inside_a_prompt_is_not_a_decode(make_core):
     core = make_core(lanes=2, chunk_tokens=48)
     core.run(range(90), boundary=84)
     core.submit(range(500, 595))
@@ -112,14 +112,14 @@ def test_a_chunk_of_one_token_in_the_middle_of_a_prompt_is_no_decode(make_core):
     assert not lone.is_decode
 
 
-def test_one_request_is_brought_onto_a_lane_in_a_step(make_core):
+def test_one_request_is_admitted_to_a_lane_per_step(make_core):
     core = make_core(lanes=3)
     ids = [core.submit([number] * 40) for number in range(3)]
     prepared = [core.step()[0].preparation.request_id for _ in range(3)]
     assert prepared == ids
 
 
-def test_batched_answers_equal_those_alone(make_core):
+def test_batched_output_equals_unbatched_output(make_core):
     core = make_core(lanes=3, chunk_tokens=50)
     prompts = [[number] * (60 + 17 * number) for number in range(3)]
     ids = [core.submit(prompt, max_tokens=20) for prompt in prompts]
@@ -140,20 +140,20 @@ def test_an_idle_scheduler_plans_nothing(make_core):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 50])
-def test_an_answer_ends_at_its_limit(make_core, max_tokens):
+def test_generation_ends_at_max_tokens(make_core, max_tokens):
     outcome = make_core().run(range(100), max_tokens=max_tokens)
     assert len(outcome.answer) == max_tokens
     assert outcome.terminal.reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_ends_an_answer_and_is_counted(make_core):
+def test_a_stop_token_ends_generation_and_is_counted(make_core):
     free = make_core().run(range(100), max_tokens=20).answer
     outcome = make_core().run(range(100), max_tokens=20, stop_token_ids=frozenset({free[4]}))
     assert outcome.answer == free[:5]
     assert outcome.terminal == Finished(outcome.terminal.request_id, FinishReason.STOP, 5)
 
 
-def test_a_stop_string_that_the_runner_found_ends_an_answer(make_core):
+def test_a_stop_string_found_by_the_runner_ends_generation(make_core):
     core = make_core()
     request_id = core.submit(range(100), max_tokens=20)
     plan = core.scheduler.schedule(0.0)
@@ -163,14 +163,14 @@ def test_a_stop_string_that_the_runner_found_ends_an_answer(make_core):
     assert happened[-1] == Finished(request_id, FinishReason.STOP, 1)
 
 
-def test_the_last_sampled_token_is_no_part_of_what_is_kept(make_core):
+def test_the_last_sampled_token_is_not_in_the_kept_ledger(make_core):
     core = make_core()
     answer = core.run(range(100), max_tokens=5).answer
     (kept,) = core.kept()
     assert list(kept.ledger.tokens) == [*range(100), *answer[:-1]]
 
 
-def test_prompt_tokens_are_cached_or_computed(make_core):
+def test_cached_and_computed_tokens_add_up_to_the_prompt(make_core):
     core = make_core(chunk_tokens=30)
     core.run(range(150), boundary=100)
     before = core.runner.computed_tokens
@@ -178,6 +178,6 @@ def test_prompt_tokens_are_cached_or_computed(make_core):
     assert outcome.cached + core.runner.computed_tokens - before == 180
 
 
-def test_a_pool_that_cannot_hold_one_whole_context_is_refused(make_core):
+def test_a_pool_smaller_than_one_full_context_is_refused(make_core):
     with pytest.raises(ConfigurationError):
         make_core(num_pages=31, max_context_tokens=2048)

@@ -1,4 +1,4 @@
-"""The measured tables of the system, in tokens: who hits, from where, and with how many entries."""
+"""Cache hits of typical request sequences, in tokens, by number of lanes and entries."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ TITLE = list(range(20_000, 20_038))
 SIDE = list(range(30_000, 30_311))
 
 
-def _ask(core, stable, **options):
+def _chat(core, stable, **options):
     return core.run(stable + THINK, boundary=len(stable), **options)
 
 
 class Session:
-    """A client that answers with what it got, as a thinking template spells it."""
+    """A client that sends each answer back, as a chat template with thinking renders it."""
 
     def __init__(self, core):
         self.core = core
         self.stable = HISTORY
-        self.first = _ask(core, self.stable, max_tokens=52)
+        self.first = _chat(core, self.stable, max_tokens=52)
 
     @property
     def echo(self) -> list[int]:
-        """The prompt that ends with the answer: every token as it was computed."""
+        """The first prompt and its answer, token for token."""
         return HISTORY + THINK + self.first.answer
 
     def user_tail(self):
-        return _ask(self.core, HISTORY + self.first.answer + [5] * 20)
+        return _chat(self.core, HISTORY + self.first.answer + [5] * 20)
 
     def assistant_tail(self):
         return self.core.run([*self.echo, *[6] * 8])
@@ -48,13 +48,13 @@ def _core(make_core, **options):
 def _abab(make_core, **options):
     core = _core(make_core, **options)
     session = Session(core)
-    first = _ask(core, SIDE)
+    first = _chat(core, SIDE)
     second = session.user_tail()
-    return [session.first, first, second, _ask(core, SIDE)]
+    return [session.first, first, second, _chat(core, SIDE)]
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_session_comes_back_at_the_cost_of_the_side_request_without_exchange(make_core, keep):
+def test_without_exchange_the_session_hits_and_the_side_request_misses(make_core, keep):
     steps = _abab(make_core, entries=1, exchange=False, policy="none", keep_current=keep)
     assert [step.cached for step in steps] == [0, 0, STABLE, 0]
     assert steps[2].admission.reuse_path is ReusePath.RESTORE_TURN_CHECKPOINT
@@ -62,24 +62,24 @@ def test_the_session_comes_back_at_the_cost_of_the_side_request_without_exchange
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_both_come_back_with_exchange(make_core, keep):
+def test_with_exchange_the_session_and_the_side_request_hit(make_core, keep):
     steps = _abab(make_core, entries=1, keep_current=keep)
     assert [step.cached for step in steps] == [0, 0, STABLE, len(SIDE)]
 
 
-def test_nobody_comes_back_without_entries(make_core):
+def test_without_entries_every_request_misses(make_core):
     assert [step.cached for step in _abab(make_core, entries=0)] == [0, 0, 0, 0]
 
 
-# Capacity: A1, a title, another side request, A2, that side request again.
+# Capacity: turn 1, a title request, another side request, turn 2, that side request again.
 
 
 def _capacity(make_core, entries, **options):
     core = _core(make_core, entries=entries, **options)
     session = Session(core)
-    _ask(core, TITLE)
-    _ask(core, SIDE)
-    return session.user_tail().cached, _ask(core, SIDE).cached
+    _chat(core, TITLE)
+    _chat(core, SIDE)
+    return session.user_tail().cached, _chat(core, SIDE).cached
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def _capacity(make_core, entries, **options):
     [(0, 0, 0), (1, STABLE, 0), (2, STABLE, 0), (3, STABLE, 311), (4, STABLE, 311)],
 )
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_source_s_rules_need_three_entries_for_the_side_request(
+def test_without_exchange_and_eviction_a_side_request_hit_needs_three_entries(
     make_core, keep, entries, session, side
 ):
     if entries == 0 and not keep:
@@ -100,11 +100,11 @@ def test_the_source_s_rules_need_three_entries_for_the_side_request(
     ("entries", "session", "side"),
     [(0, 0, 0), (1, STABLE, 311), (2, STABLE, 311), (3, STABLE, 311), (4, STABLE, 311)],
 )
-def test_the_defaults_need_one_entry_for_the_side_request(make_core, entries, session, side):
+def test_with_the_defaults_a_side_request_hit_needs_one_entry(make_core, entries, session, side):
     assert _capacity(make_core, entries) == (session, side)
 
 
-# How a session comes back.
+# Reuse path and attach of a session's second turn.
 
 
 @pytest.mark.parametrize(
@@ -127,35 +127,35 @@ def test_the_defaults_need_one_entry_for_the_side_request(make_core, entries, se
         (False, True, "user", STABLE, ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY),
     ],
 )
-def test_a_tail_and_a_side_request_decide_path_and_attach(
+def test_reuse_path_and_attach_depend_on_the_tail_and_a_side_request(
     make_core, keep, side, tail, cached, path, attach
 ):
     core = _core(make_core, entries=1, keep_current=keep)
     session = Session(core)
     if side:
-        _ask(core, SIDE)
+        _chat(core, SIDE)
     outcome = session.assistant_tail() if tail == "assistant" else session.user_tail()
     reused = outcome.admission
     assert (reused.cached_tokens, reused.reuse_path, reused.attach) == (cached, path, attach)
 
 
 @pytest.mark.parametrize("tail", ["assistant", "user"])
-def test_keep_and_drop_and_cold_give_the_same_text(make_core, tail):
+def test_keep_mode_drop_mode_and_cold_runs_have_the_same_output(make_core, tail):
     answers = []
     for options in ({"entries": 1}, {"entries": 1, "keep_current": False}, {"entries": 0}):
         core = _core(make_core, **options)
         session = Session(core)
-        _ask(core, SIDE)
+        _chat(core, SIDE)
         outcome = session.assistant_tail() if tail == "assistant" else session.user_tail()
         answers.append(outcome.answer)
     assert answers[0] == answers[1] == answers[2]
 
 
-# Shapes that hurt users elsewhere.
+# Traffic patterns that are known to defeat prefix caches.
 
 
 def _turns(core, name, count):
-    """A generator that plays one turn of a session each time and yields whether it hit."""
+    """Run the turns of a session one by one, and yield the cached tokens of each."""
     stable = [name * 1000 + i for i in range(200)]
     for turn in range(count):
         stable = stable + [name * 1000 + 500 + turn] * 10
@@ -166,7 +166,7 @@ def _turns(core, name, count):
 
 @pytest.mark.parametrize(("lanes", "entries"), [(1, 1), (1, 4), (2, 2), (3, 1)])
 @pytest.mark.parametrize("keep", [True, False])
-def test_as_many_sessions_as_there_are_places_all_hit(make_core, lanes, entries, keep):
+def test_as_many_sessions_as_lanes_and_entries_all_hit(make_core, lanes, entries, keep):
     core = _core(make_core, lanes=lanes, entries=entries, keep_current=keep)
     sessions = [_turns(core, name, 4) for name in range(1, lanes + entries + 1)]
     rounds = [[next(session) for session in sessions] for _ in range(4)]
@@ -177,9 +177,7 @@ def test_as_many_sessions_as_there_are_places_all_hit(make_core, lanes, entries,
 @pytest.mark.parametrize("num_sides", [1, 2, 3, 4])
 @pytest.mark.parametrize("entries", [1, 2, 4])
 @pytest.mark.parametrize("keep", [True, False])
-def test_any_number_of_side_requests_between_turns_costs_the_session_nothing(
-    make_core, keep, entries, num_sides
-):
+def test_side_requests_between_turns_preserve_the_session(make_core, keep, entries, num_sides):
     core = _core(make_core, entries=entries, keep_current=keep)
     session = _turns(core, 1, 10)
     next(session)
@@ -189,7 +187,7 @@ def test_any_number_of_side_requests_between_turns_costs_the_session_nothing(
         assert next(session) >= 210
 
 
-def test_two_sessions_that_interleave_leave_their_newest_frontiers(make_core):
+def test_two_interleaved_sessions_keep_their_latest_frontiers(make_core):
     core = _core(make_core, entries=1)
     sessions = [_turns(core, name, 12) for name in (1, 2)]
     for _ in range(12):
@@ -199,7 +197,7 @@ def test_two_sessions_that_interleave_leave_their_newest_frontiers(make_core):
     assert not [sequence for sequence in core.kept() if sequence.superseded_by]
 
 
-def test_newcomers_are_served_after_many_abandoned_sessions(make_core):
+def test_new_sessions_hit_after_many_abandoned_sessions(make_core):
     core = _core(make_core, entries=2)
     for number in range(15):
         for _ in _turns(core, 100 + number, 3):
@@ -210,7 +208,7 @@ def test_newcomers_are_served_after_many_abandoned_sessions(make_core):
     assert fresh[2] > fresh[1]
 
 
-def test_two_sessions_that_return_at_once_are_both_right(make_core):
+def test_two_sessions_resumed_at_once_have_the_right_output(make_core):
     core = _core(make_core, entries=1)
     prompts = [[name * 1000 + i for i in range(200)] for name in (1, 2)]
     for prompt in prompts:
@@ -227,9 +225,9 @@ def test_two_sessions_that_return_at_once_are_both_right(make_core):
 
 
 @pytest.mark.parametrize("entries", [0, 1])
-def test_the_same_request_again_and_again_hits_and_answers_the_same(make_core, entries):
+def test_a_repeated_request_hits_with_the_same_output(make_core, entries):
     core = _core(make_core, entries=entries)
-    outcomes = [_ask(core, HISTORY, max_tokens=limit) for limit in (5, 5, 1, 200, 5)]
+    outcomes = [_chat(core, HISTORY, max_tokens=limit) for limit in (5, 5, 1, 200, 5)]
     assert [outcome.cached for outcome in outcomes] == [0, STABLE, STABLE, STABLE, STABLE]
     longest = outcomes[3].answer
     assert all(longest[: len(outcome.answer)] == outcome.answer for outcome in outcomes)

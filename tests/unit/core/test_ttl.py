@@ -1,4 +1,4 @@
-"""A kept sequence with a time to live is given up that long after its last use, and no sooner."""
+"""A kept sequence with a TTL is evicted exactly that long after its last use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _keep(core, **options):
 
 
 def _pass(core, seconds):
-    """Let time go by with nothing to do; return what was given up because of it."""
+    """Advance the clock of an idle core; return the evictions."""
     core.now_s += seconds
     _, happened = core.step()
     return [event for event in happened if isinstance(event, Evicted)]
@@ -26,7 +26,7 @@ def _back(core, **options):
     return core.run([*TURN[:150], 5, 6], boundary=150, max_tokens=1, **options)
 
 
-def test_it_expires_at_the_very_end_of_its_time_and_says_so(make_core):
+def test_a_sequence_expires_exactly_at_its_ttl_with_an_event(make_core):
     core = make_core(entries=1)
     ended_s, first = core.now_s, _keep(core, ttl_s=30.0)
     core.now_s = ended_s
@@ -36,7 +36,7 @@ def test_it_expires_at_the_very_end_of_its_time_and_says_so(make_core):
     assert core.scheduler.holdings.pages.num_free == core.num_pages
 
 
-def test_without_a_time_to_live_nothing_expires(make_core):
+def test_without_a_ttl_nothing_expires(make_core):
     core = make_core(entries=1)
     _keep(core)
     assert core.scheduler.next_expiry_s() is None
@@ -44,7 +44,7 @@ def test_without_a_time_to_live_nothing_expires(make_core):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_it_expires_in_an_entry_as_well(make_core, keep):
+def test_a_sequence_in_an_entry_expires(make_core, keep):
     core = make_core(entries=1, keep_current=keep)
     first = _keep(core, ttl_s=30.0)
     core.run([9] * 100)
@@ -52,14 +52,14 @@ def test_it_expires_in_an_entry_as_well(make_core, keep):
     assert (evicted.sequence_id, evicted.entry) == (first, 0)
 
 
-def test_a_request_that_comes_at_the_end_does_not_find_it(make_core):
+def test_a_request_that_arrives_at_the_expiry_misses(make_core):
     core = make_core(entries=1)
     _keep(core, ttl_s=30.0)
     core.now_s += 30.0
     assert _back(core).cached == 0
 
 
-def test_each_use_counts_from_its_own_end(make_core):
+def test_each_use_restarts_the_ttl(make_core):
     core = make_core(entries=1)
     _keep(core, ttl_s=30.0)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_each_use_counts_from_its_own_end(make_core):
         assert _back(core, ttl_s=30.0).cached == 150
 
 
-def test_the_last_request_says_how_long_and_may_say_for_ever(make_core):
+def test_the_last_request_replaces_or_removes_the_ttl(make_core):
     core = make_core(entries=1)
     _keep(core, ttl_s=30.0)
     _back(core)
@@ -75,7 +75,7 @@ def test_the_last_request_says_how_long_and_may_say_for_ever(make_core):
     assert _pass(core, 1e6) == []
 
 
-def test_it_does_not_expire_while_a_request_runs_on_it(make_core):
+def test_a_sequence_does_not_expire_while_a_request_runs_on_it(make_core):
     core = make_core(entries=0)
     _keep(core, ttl_s=30.0)
     request_id = core.submit([*TURN[:150], 5, 6], boundary=150, max_tokens=100, ttl_s=30.0)
@@ -85,7 +85,7 @@ def test_it_does_not_expire_while_a_request_runs_on_it(make_core):
     assert core.scheduler.next_expiry_s() == core.now_s + 30.0
 
 
-def test_a_copy_that_stays_behind_expires_when_the_original_would_have(make_core):
+def test_a_fork_inherits_the_expiry_of_its_origin(make_core):
     core = make_core(entries=1)
     _keep(core, ttl_s=30.0)
     expires_s = core.scheduler.next_expiry_s()
@@ -96,14 +96,14 @@ def test_a_copy_that_stays_behind_expires_when_the_original_would_have(make_core
     assert evicted.entry == 0
 
 
-def test_what_only_borrows_leaves_no_time_to_live_behind(make_core):
+def test_a_borrowing_request_sets_no_ttl(make_core):
     core = make_core(entries=0)
     _keep(core)
     core.run([*TURN[:150], 4, 4], retain=False, ttl_s=1.0)
     assert core.scheduler.next_expiry_s() is None
 
 
-def test_a_pin_outlasts_a_time_to_live(make_core):
+def test_a_pin_postpones_the_expiry(make_core):
     core = make_core(entries=1)
     first = _keep(core, ttl_s=10.0)
     pinned_s = core.now_s
@@ -113,7 +113,7 @@ def test_a_pin_outlasts_a_time_to_live(make_core):
     assert [event.reason for event in _pass(core, 1.0)] == [EvictionReason.EXPIRED]
 
 
-def test_a_pin_that_ends_first_does_not_shorten_a_time_to_live(make_core):
+def test_a_pin_that_ends_before_the_ttl_does_not_change_the_expiry(make_core):
     core = make_core(entries=1)
     first = _keep(core, ttl_s=50.0)
     expires_s = core.scheduler.next_expiry_s()
@@ -131,14 +131,14 @@ def test_the_next_expiry_is_the_earliest_of_all(make_core):
     assert core.scheduler.next_expiry_s() == min(expires_s)
 
 
-def test_all_that_is_over_goes_at_once(make_core):
+def test_all_expired_sequences_are_evicted_in_one_step(make_core):
     core = make_core(lanes=2, entries=1)
     ids = [core.run([n] * 80, ttl_s=10.0).admission.sequence_id for n in (1, 2, 3)]
     assert sorted(event.sequence_id for event in _pass(core, 60.0)) == ids
     assert core.kept() == []
 
 
-def test_an_anchor_of_a_conversation_that_expires_stays(make_core):
+def test_an_anchor_outlives_its_expired_conversation(make_core):
     core = make_core(anchors=1)
     core.run(TURN, boundary=150, heads=(Head(128),), ttl_s=10.0)
     _pass(core, 60.0)
