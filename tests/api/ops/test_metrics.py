@@ -220,8 +220,10 @@ async def test_request_that_generates_nothing_is_no_refusal(
 def real(
     loaded_model: LoadedModel, metrics: Metrics
 ) -> Iterator[tuple[Engine, PromptBuilder, FastAPI]]:
+    # Longer than a busy machine needs to start a request on a free lane, and shorter than the
+    # endless answer runs.
     options = EngineOptions(
-        REFERENCE_MODEL_PATH, MODEL, max_context_tokens=1024, num_pages=64, queue_timeout_s=0.05
+        REFERENCE_MODEL_PATH, MODEL, max_context_tokens=1024, num_pages=64, queue_timeout_s=0.5
     )
     engine, builder = build_engine(options, loaded_model, observers=(metrics,))
     try:
