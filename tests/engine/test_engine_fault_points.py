@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -137,10 +138,6 @@ class Scenario:
     def requests(self, bench: EngineBench, prompts: list[Any]) -> list[GenerationRequest]:
         return [bench.request(prompt, max_tokens=3, sampling=self._sampling) for prompt in prompts]
 
-    def cold(self, bench: EngineBench, prompts: list[Any]) -> list[list[int]]:
-        """The answers on an engine that keeps nothing."""
-        return [answer.tokens for answer in bench.run(*self.requests(bench, prompts))]
-
 
 def _ask_at_once(bench: EngineBench, requests: list[GenerationRequest]) -> list[Any]:
     """Send requests in this order before the next step; an item is an answer or an error."""
@@ -175,10 +172,6 @@ def _check_nothing_is_left(bench: EngineBench) -> None:
     snapshot = bench.engine.snapshot()
     (pool,) = snapshot.pools
     assert (pool.free, pool.referenced, snapshot.state_slots.used) == (pool.total, 0, 0)
-
-
-def _new_bench(make_bench) -> EngineBench:
-    return make_bench(lanes=LANES, entries=ENTRIES, prefill_chunk_tokens=48)
 
 
 @dataclass(frozen=True)
@@ -216,12 +209,40 @@ def break_each_call(make_bench, ids) -> Callable[..., Iterator[Broke]]:
     return play
 
 
+@dataclass(frozen=True)
+class Cold:
+    """The answers of a scenario on an engine that keeps nothing."""
+
+    asked: list[list[int]]
+    next_turns: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def cold(tiny, ids) -> Callable[[bool], Cold]:
+    """Computes the answers to drawn or greedy requests once."""
+
+    @cache
+    def answer(is_drawn: bool) -> Cold:
+        scenario = Scenario(ids, is_drawn=is_drawn)
+        bench = EngineBench(tiny, entries=0, prefix_reuse=False)
+        try:
+            asked, next_turns = (
+                [answer.tokens for answer in bench.run(*scenario.requests(bench, prompts))]
+                for prompts in (scenario.asked, scenario.next_turns)
+            )
+        finally:
+            bench.engine.close()
+        return Cold(asked, next_turns)
+
+    return answer
+
+
 @pytest.fixture
-def check(make_bench, break_each_call) -> Callable[..., None]:
+def check(cold, break_each_call) -> Callable[..., None]:
     """What must hold after each call that broke."""
 
     def check(operation: Operation, breakage: Breakage, *, is_drawn: bool = True) -> None:
-        cold = make_bench(entries=0, prefix_reuse=False)
+        expected = cold(is_drawn)
         for broke in break_each_call(operation, breakage, is_drawn=is_drawn):
             bench, scenario = broke.bench, broke.scenario
             where = f"call {broke.call}"
@@ -229,16 +250,14 @@ def check(make_bench, break_each_call) -> Callable[..., None]:
             failed = [outcome for outcome in broke.outcomes if isinstance(outcome, KvregError)]
             assert {type(error) for error in failed} <= {RequestFailed}, where
             assert len(failed) <= operation.num_victims, f"{where} was not one request's alone"
-            for outcome, tokens in zip(
-                broke.outcomes, scenario.cold(cold, scenario.asked), strict=True
-            ):
+            for outcome, tokens in zip(broke.outcomes, expected.asked, strict=True):
                 assert outcome in failed or outcome.tokens == tokens, f"{where}: a wrong answer"
             bench.check_at_rest()
             turns = [
                 answer.tokens
                 for answer in bench.run(*scenario.requests(bench, scenario.next_turns))
             ]
-            assert turns == scenario.cold(cold, scenario.next_turns), f"{where}: a wrong next turn"
+            assert turns == expected.next_turns, f"{where}: a wrong next turn"
             _check_nothing_is_left(bench)
 
     return check
