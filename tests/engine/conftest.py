@@ -1,4 +1,4 @@
-"""Models, loaded once, and engines that are closed when their test ends."""
+"""Fixtures: models loaded once per session, and engines that are closed after each test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 
-# The folders of tests are no packages, and the files of this one share the bench.
+# Test folders are not packages, and the files of this folder import the bench.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_bench import EngineBench
@@ -34,13 +34,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reference() -> LoadedModel:
-    """The bundled model in fp32: it knows text and recalls facts."""
+    """The bundled model in fp32, which is trained on text and recalls facts."""
     return load_model(EngineOptions(REFERENCE_MODEL_PATH, "reference"))
 
 
 @pytest.fixture(scope="session")
 def tiny(reference: LoadedModel) -> LoadedModel:
-    """A random model in fp64 of four layers: it knows no text, and no answer of it ends early."""
+    """A four-layer model in fp64 with random weights; its generations never stop early."""
     config = tiny_config(layer_types=("linear_attention", "full_attention") * 2)
     weights = random_weights(config, dtype=torch.float64)
     model = HybridModel(config, weights, torch.device("cpu"))
@@ -49,7 +49,7 @@ def tiny(reference: LoadedModel) -> LoadedModel:
 
 @pytest.fixture
 def make_bench(tiny: LoadedModel) -> Iterator[MakeBench]:
-    """Builds engines on the tiny model, or on ``loaded``."""
+    """A factory of engines on the tiny model, or on ``loaded``."""
     benches: list[EngineBench] = []
 
     def make(loaded: LoadedModel = tiny, **options: object) -> EngineBench:

@@ -1,6 +1,6 @@
-"""An engine whose parts are in reach: its runner, memory and scheduler, for tests of equalities.
+"""An engine that exposes its runner, memory and scheduler, for tests that compare outputs.
 
-Owns how such an engine is put together and asked. What must be equal is in the tests.
+Builds such an engine and sends requests to it. The comparisons are in the tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH
 
 TIMEOUT_S = 30.0
-"""Nothing here takes this long; without a limit a bug would stop all tests."""
+"""Far above the duration of any test; turns a deadlock into a failure."""
 
 StepHook = Callable[[StepPlan], None]
 
@@ -55,7 +55,7 @@ def _pass(_: StepPlan) -> None:
 
 @dataclass
 class ObservedRunner:
-    """Carries out moves and work one after the other, notes both, and lets hooks in between."""
+    """Executes moves, then work; records both. Calls hooks before a step and after its moves."""
 
     inner: ModelRunner
     plans: list[StepPlan] = field(default_factory=list)
@@ -88,7 +88,7 @@ class ObservedRunner:
 
     @property
     def batch_sizes(self) -> set[int]:
-        """How many answers were decoded together."""
+        """The numbers of requests decoded in one step."""
         return {sum(work.is_decode for work in plan.work) for plan in self.plans}
 
 
@@ -103,7 +103,7 @@ class Hold:
     def __call__(self, plan: StepPlan) -> None:
         if not self._released.is_set() and self._matches(plan):
             self._reached.set()
-            assert self._released.wait(TIMEOUT_S), "nobody released the step loop"
+            assert self._released.wait(TIMEOUT_S), "the step loop was not released"
 
     async def reached(self) -> None:
         assert await asyncio.to_thread(self._reached.wait, TIMEOUT_S), "no step matched"
@@ -121,7 +121,7 @@ class Answer:
 
 
 class EngineBench:
-    """A real engine on a real model. Nothing is shared with another bench but the weights."""
+    """A real engine on a real model. Benches share the model weights only."""
 
     def __init__(self, loaded: LoadedModel, **options: Any) -> None:
         torch.set_num_threads(1)
@@ -137,7 +137,7 @@ class EngineBench:
         dtype = self.model.dtype
         self.states = StateSlots.allocate(loaded.config, layout.num_slots, dtype, device)
         self.pages = KVPages.allocate(loaded.config, num_pages, dtype, device)
-        # What nobody wrote must not pass for a state.
+        # Memory that was never written must not pass for a valid state.
         for memory in (self.states.conv, self.states.recurrent, self.pages.kv):
             memory.fill_(torch.nan)
         self.runner = ObservedRunner(
@@ -180,9 +180,9 @@ class EngineBench:
         return GenerationRequest(name, prompt, max_tokens, **more)
 
     def chat(self, messages: Sequence[tuple[str, str]], **more: Any) -> GenerationRequest:
-        """A request of (role, text) messages."""
-        said = [{"role": role, "content": text} for role, text in messages]
-        return self.request(self.prompts.build(Conversation(said)), **more)
+        """Return a request with the given (role, text) messages."""
+        openai_messages = [{"role": role, "content": text} for role, text in messages]
+        return self.request(self.prompts.build(Conversation(openai_messages)), **more)
 
     async def ask(self, request: GenerationRequest) -> Answer:
         admission = finished = None
@@ -200,7 +200,7 @@ class EngineBench:
         return Answer(admission, finished, text, self.runner.tokens[request.request_id])
 
     def run(self, *requests: GenerationRequest) -> list[Answer]:
-        """Send requests one after the other from an event loop of its own."""
+        """Run requests one after the other in a new event loop."""
 
         async def all_of_them() -> list[Answer]:
             return [await self.ask(request) for request in requests]
@@ -208,7 +208,7 @@ class EngineBench:
         return self.within_limit(all_of_them())
 
     def run_together(self, *requests: GenerationRequest) -> list[Answer]:
-        """Send requests at once: no step is taken before all of them have arrived."""
+        """Run requests concurrently; no step starts before all of them have arrived."""
         hold = Hold(lambda _: True)
         self.runner.before_step = hold
 
@@ -221,7 +221,7 @@ class EngineBench:
         return self.within_limit(all_of_them())
 
     async def until(self, is_so: Callable[[RegistrySnapshot], bool]) -> None:
-        while not is_so(self.engine.snapshot()):  # noqa: ASYNC110 - the engine announces nothing
+        while not is_so(self.engine.snapshot()):  # noqa: ASYNC110 - the engine has no event for this
             await asyncio.sleep(0.001)
 
     @staticmethod
@@ -232,7 +232,7 @@ class EngineBench:
         return asyncio.run(limited())
 
     def check_at_rest(self) -> None:
-        """Every pool is consistent, and nothing runs, waits or is remembered of a request."""
+        """Check that all pools are consistent and no request runs, waits or has a sampler."""
         assert self.within_limit(self.engine.wait_idle(TIMEOUT_S))
         self.scheduler.check_invariants()
         assert self.scheduler.num_running == self.scheduler.queue_length == 0
@@ -247,19 +247,19 @@ class EngineBench:
         return sequence
 
     def state(self, slot: int) -> tuple[Tensor, Tensor]:
-        """A copy of the conv and recurrent states in a slot."""
+        """Return a copy of the conv and recurrent states in a slot."""
         return self.states.conv[:, slot].clone(), self.states.recurrent[:, slot].clone()
 
 
 def token_prompt(
     ids: Sequence[int], boundary: int | None = None, *, is_continuation: bool = False
 ) -> ChatPrompt:
-    """A prompt of bare tokens, for models whose vocabulary has no text."""
+    """Return a prompt of raw token ids, for models without a text vocabulary."""
     return ChatPrompt(array("i", ids), Boundary(boundary, None), Tail.USER, False, is_continuation)
 
 
 def is_same_state(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
-    """Whether two states are equal to the last bit."""
+    """Return whether two states are bitwise equal."""
     return all(
         torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True)
     )

@@ -1,6 +1,6 @@
-"""A scripted mix on a real engine that logs: every path, tail and end, and what is moved for it.
+"""A script of requests on a real engine with a request log: every reuse path, tail and outcome.
 
-Owns the script and how the engine is held up for it. What must be in the log is in the tests.
+Defines the script and how it pauses the engine. The checks of the log are in the tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvreg_service.telemetry.request_log.factory import open_request_log
 
 SYSTEM = "You are a patient clerk of the archive. " * 8
 WORDS = ("Ostrava", "Lisbon", "Galway", "Tampere", "archive", "ledgers")
-"""Some of what is said; none of it may be in the log."""
+"""Words from the message texts; the log must not contain them."""
 
 
 class LoggedEngine:
@@ -62,16 +62,16 @@ class LoggedEngine:
         return held
 
     def fail_next(self) -> None:
-        """Let the model's next step fail."""
+        """Fail the next step that has work."""
         self._fails_next = True
 
-    def chat(self, *said: tuple[str, str], is_continued: bool = False, **more: Any) -> str:
-        """Ask and return the answer's text."""
-        return asyncio.run(asyncio.wait_for(self._ask(said, is_continued, **more), TIMEOUT_S))
+    def chat(self, *messages: tuple[str, str], is_continued: bool = False, **more: Any) -> str:
+        """Send the messages and return the generated text."""
+        return asyncio.run(asyncio.wait_for(self._send(messages, is_continued, **more), TIMEOUT_S))
 
-    async def ask_in_background(self, *said: tuple[str, str]) -> asyncio.Task[str]:
+    async def send_in_background(self, *messages: tuple[str, str]) -> asyncio.Task[str]:
         before = self.engine.snapshot()
-        task = asyncio.create_task(self._ask(said, False))
+        task = asyncio.create_task(self._send(messages, False))
         while self._num_waiting() == before.running + before.queued:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         return task
@@ -80,12 +80,12 @@ class LoggedEngine:
         now = self.engine.snapshot()
         return now.running + now.queued
 
-    async def _ask(self, said: Any, is_continued: bool, **more: Any) -> str:
+    async def _send(self, messages: Any, is_continued: bool, **more: Any) -> str:
         self._num_requests += 1
-        messages = [{"role": role, "content": text} for role, text in said]
-        conversation = Conversation(messages, continue_final_message=is_continued)
+        openai_messages = [{"role": role, "content": text} for role, text in messages]
+        conversation = Conversation(openai_messages, continue_final_message=is_continued)
         tenant = more.pop("tenant", "default")
-        leave_after = more.pop("leave_after", None)
+        disconnect_after = more.pop("disconnect_after", None)
         request = GenerationRequest(
             f"chatcmpl-{self._num_requests}",
             self.prompts.build(conversation, tenant),
@@ -101,7 +101,7 @@ class LoggedEngine:
             if isinstance(event, TextDelta):
                 text += event.text
                 num_deltas += 1
-                if num_deltas == leave_after:
+                if num_deltas == disconnect_after:
                     break
         await events.aclose()
         return text
@@ -116,18 +116,18 @@ class LoggedEngine:
 
 
 def play(logged: LoggedEngine) -> None:
-    """Everything that a log can tell, once."""
+    """Run the script: each kind of log line occurs at least once."""
     system, first = ("system", SYSTEM), ("user", "My cousin lives in Ostrava. Remember that.")
     chat = logged.chat
     answer = chat(system, first)
-    said = (system, first, ("assistant", answer))
-    # The lane's own, with an assistant's tail.
-    chat(*said, is_continued=True)
-    # The same position once more: the frontier has moved on.
-    chat(*said, is_continued=True)
+    history = (system, first, ("assistant", answer))
+    # Continues the sequence on the lane; the tail is an assistant message.
+    chat(*history, is_continued=True)
+    # The same prompt again: the frontier has advanced beyond it.
+    chat(*history, is_continued=True)
     chat(("user", "Write a title of three words about Lisbon."))
-    chat(*said, ("user", "Where does my cousin live?"))
-    # Another session with the same head, which pushes something out.
+    chat(*history, ("user", "Where does my cousin live?"))
+    # Another session with the same head, which evicts a sequence.
     chat(system, ("user", "My aunt lives in Galway."))
     chat(
         system,
@@ -139,30 +139,32 @@ def play(logged: LoggedEngine) -> None:
         tenant="other",
         cache_policy=CachePolicy(retain=False),
     )
-    chat(*said, ("user", "Where does my cousin live?"), cache_policy=CachePolicy(may_reuse=False))
-    # An answer whose beginning is the client's, twice.
+    chat(
+        *history, ("user", "Where does my cousin live?"), cache_policy=CachePolicy(may_reuse=False)
+    )
+    # A continuation of a partial assistant message, twice.
     opened = (("user", "Name a town."), ("assistant", "It is Galway"))
     chat(*opened, is_continued=True)
     chat(*opened, is_continued=True)
-    chat(*said, ("tool", "the ledgers are closed"))
-    chat(*said, ("user", "Hello there."), ("system", "Be brief."))
+    chat(*history, ("tool", "the ledgers are closed"))
+    chat(*history, ("user", "Hello there."), ("system", "Be brief."))
     sequence = next(one.sequence_id for one in logged.engine.snapshot().entries if one.sequence_id)
     logged.engine.drop_sequence(sequence)
-    # A reader leaves: while it waits, and while its answer is written.
-    asyncio.run(asyncio.wait_for(_leave_the_queue(logged), TIMEOUT_S))
-    chat(("user", "Count from one to nine."), leave_after=2, max_tokens=200)
-    # Failures: of a step, and of patience.
+    # A client disconnects: in the queue, and during decoding.
+    asyncio.run(asyncio.wait_for(_disconnect_in_the_queue(logged), TIMEOUT_S))
+    chat(("user", "Count from one to nine."), disconnect_after=2, max_tokens=200)
+    # Failures: of a step, and by queue timeout.
     logged.fail_next()
     with suppress(KvregError):
         chat(("user", "Will this fail?"))
-    asyncio.run(asyncio.wait_for(_lose_patience(logged), TIMEOUT_S))
+    asyncio.run(asyncio.wait_for(_time_out_in_the_queue(logged), TIMEOUT_S))
 
 
-async def _leave_the_queue(logged: LoggedEngine) -> None:
+async def _disconnect_in_the_queue(logged: LoggedEngine) -> None:
     held = logged.hold()
-    running = await logged.ask_in_background(("user", "Who is first?"))
+    running = await logged.send_in_background(("user", "Who is first?"))
     await held.reached()
-    queued = await logged.ask_in_background(("user", "Who is second?"))
+    queued = await logged.send_in_background(("user", "Who is second?"))
     queued.cancel()
     with suppress(asyncio.CancelledError):
         await queued
@@ -170,11 +172,11 @@ async def _leave_the_queue(logged: LoggedEngine) -> None:
     await running
 
 
-async def _lose_patience(logged: LoggedEngine) -> None:
+async def _time_out_in_the_queue(logged: LoggedEngine) -> None:
     held = logged.hold()
-    running = await logged.ask_in_background(("user", "Who is first?"))
+    running = await logged.send_in_background(("user", "Who is first?"))
     await held.reached()
-    queued = await logged.ask_in_background(("user", "Who is third?"))
+    queued = await logged.send_in_background(("user", "Who is third?"))
     logged.engine._scheduler._queue._timeout_s = 0.0
     held.release()
     with suppress(KvregError):

@@ -1,4 +1,4 @@
-"""When events reach the event loops that wait for them."""
+"""Delivery of events from the step loop to the event loops of the requests."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from kvreg_service.engine.output.delivery import INTERVAL_S, Delivery
 
 
 class _CountingLoop:
-    """An event loop as far as a delivery needs one; it runs nothing by itself."""
+    """A stub event loop that records thread-safe calls and runs them on demand."""
 
     def __init__(self, *, is_closed: bool = False) -> None:
         self.calls = []
@@ -46,7 +46,7 @@ def test_each_queue_gets_its_events_in_order():
     assert (_drain(first), _drain(second)) == ([1, 3], [2])
 
 
-def test_nothing_is_handed_over_twice():
+def test_events_are_delivered_once():
     delivery, loop = Delivery(), _CountingLoop()
     delivery.put(loop, asyncio.Queue(), "event")
     delivery.flush(now_s=1.0)
@@ -54,7 +54,7 @@ def test_nothing_is_handed_over_twice():
     assert len(loop.calls) == 1
 
 
-def test_a_closed_loop_is_left_alone():
+def test_events_for_a_closed_loop_are_dropped():
     delivery, loop = Delivery(), _CountingLoop(is_closed=True)
     delivery.put(loop, asyncio.Queue(), "event")
     delivery.flush(now_s=1.0)
@@ -62,7 +62,7 @@ def test_a_closed_loop_is_left_alone():
 
 
 @pytest.mark.parametrize(("waited_s", "is_due"), [(0.0, False), (INTERVAL_S, True)])
-def test_text_is_due_when_it_has_waited(waited_s, is_due):
+def test_text_is_due_after_the_interval(waited_s, is_due):
     delivery = Delivery()
     delivery.flush(now_s=0.0)
     assert delivery.is_due(waited_s) is is_due

@@ -1,4 +1,4 @@
-"""A reader that leaves frees its lane and pages wherever its request is, and disturbs nobody."""
+"""Cancelling a request in any phase frees its lane and pages and affects no other request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvreg_service.core.request import CachePolicy
 from kvreg_service.engine.interface.generation import TextDelta
 
 
-async def _leave(task: asyncio.Task) -> None:
+async def _cancel(task: asyncio.Task) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -23,7 +23,7 @@ def _prefills_beyond(start: int):
 
 
 def _cancel_in_queue(bench, first, second):
-    """The first request runs, and the second one leaves while it waits for the lane."""
+    """Run the first request, and cancel the second while it waits for the lane."""
 
     async def scenario():
         hold = bench.runner.before_step = Hold(lambda _: True)
@@ -31,7 +31,7 @@ def _cancel_in_queue(bench, first, second):
         await hold.reached()
         queued = asyncio.create_task(bench.ask(second))
         await bench.until(lambda now: now.queued == 1)
-        await _leave(queued)
+        await _cancel(queued)
         hold.release()
         return await running
 
@@ -43,7 +43,7 @@ def _cancel_in_prefill(bench, request, start: int):
         hold = bench.runner.before_step = Hold(_prefills_beyond(start))
         task = asyncio.create_task(bench.ask(request))
         await hold.reached()
-        await _leave(task)
+        await _cancel(task)
         hold.release()
 
     bench.within_limit(scenario())
@@ -71,7 +71,7 @@ def test_request_cancelled_in_the_queue_is_never_computed(make_bench, ids):
     assert bench.runner.work_of(second.request_id) == []
 
 
-def test_request_cancelled_in_the_queue_does_not_disturb_the_running_one(make_bench, ids):
+def test_request_cancelled_in_the_queue_does_not_affect_the_running_one(make_bench, ids):
     bench, alone = make_bench(), make_bench()
     first, second = (bench.request(token_prompt(ids(seed, 100))) for seed in (1, 2))
     answer = _cancel_in_queue(bench, first, second)
@@ -80,7 +80,7 @@ def test_request_cancelled_in_the_queue_does_not_disturb_the_running_one(make_be
     assert answer.tokens == expected.tokens
 
 
-def test_request_cancelled_in_prefill_stops_after_the_step_it_is_in(make_bench, ids):
+def test_request_cancelled_in_prefill_stops_after_the_current_step(make_bench, ids):
     bench = make_bench(prefill_chunk_tokens=64)
     request = bench.request(token_prompt(ids(1, 300)))
     _cancel_in_prefill(bench, request, 64)
@@ -89,7 +89,7 @@ def test_request_cancelled_in_prefill_stops_after_the_step_it_is_in(make_bench, 
     assert [work.start for work in bench.runner.work_of(request.request_id)] == [0, 64]
 
 
-def test_request_cancelled_in_prefill_leaves_what_it_computed(make_bench, ids):
+def test_request_cancelled_in_prefill_keeps_its_computed_tokens(make_bench, ids):
     bench, cold = make_bench(prefill_chunk_tokens=64), make_bench()
     prompt = token_prompt(ids(1, 300))
     _cancel_in_prefill(bench, bench.request(prompt), 64)
@@ -111,7 +111,7 @@ def test_request_cancelled_in_decode_frees_its_lane(make_bench, ids, num_tokens)
     assert len(bench.runner.tokens[request.request_id]) < 1000
 
 
-def test_session_cancelled_in_decode_goes_on_from_its_boundary(make_bench, ids):
+def test_session_cancelled_in_decode_is_reusable_from_its_boundary(make_bench, ids):
     bench, cold = make_bench(), make_bench()
     _cancel_in_decode(bench, bench.request(token_prompt(ids(1, 100), 90), max_tokens=1000), 5)
     bench.check_at_rest()
@@ -123,7 +123,7 @@ def test_session_cancelled_in_decode_goes_on_from_its_boundary(make_bench, ids):
     assert answer.tokens == expected.tokens
 
 
-def test_cancelled_request_gives_back_every_page_when_it_may_not_be_kept(make_bench, ids):
+def test_cancelled_unretained_request_frees_all_pages(make_bench, ids):
     bench = make_bench()
     request = bench.request(
         token_prompt(ids(1, 100)), max_tokens=1000, cache_policy=CachePolicy(retain=False)
@@ -135,7 +135,7 @@ def test_cancelled_request_gives_back_every_page_when_it_may_not_be_kept(make_be
     assert pool.free == pool.total
 
 
-def test_neighbour_of_a_cancelled_request_is_undisturbed(make_bench, ids):
+def test_cancelled_request_does_not_affect_a_concurrent_one(make_bench, ids):
     bench, alone = make_bench(lanes=2), make_bench()
     left, stayed = (
         bench.request(token_prompt(ids(seed, 100)), max_tokens=limit)
@@ -148,7 +148,7 @@ def test_neighbour_of_a_cancelled_request_is_undisturbed(make_bench, ids):
         await bench.until(lambda now: now.running + now.queued == 2)
         hold.release()
         await bench.until(lambda now: all(lane.state == "decode" for lane in now.lanes))
-        await _leave(tasks[0])
+        await _cancel(tasks[0])
         return await tasks[1]
 
     answer = bench.within_limit(scenario())

@@ -1,6 +1,6 @@
-"""Who computes beside whom: one batch of answers, chunks between its steps, and who waits.
+"""Continuous batching: one decode batch per step, chunked prefill beside it, queue order.
 
-Everything is read from the plans that a real engine carried out; nothing is timed.
+The tests check the step plans that a real engine executed. They measure no time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CHUNK_TOKENS = 64
 
 
 def _begun_at(plans):
-    """The index of the step in which each request got its first token."""
+    """Return the index of the step with the first token of each request."""
     begun = {}
     for index, plan in enumerate(plans):
         for work in plan.work:
@@ -25,7 +25,7 @@ def _begun_at(plans):
 
 
 def _prefill_tokens(plans):
-    """The prompt tokens of each step, by request."""
+    """Return the prompt tokens computed in each step, by request."""
     begun = _begun_at(plans)
     return [
         {
@@ -38,7 +38,7 @@ def _prefill_tokens(plans):
 
 
 def _crowd(bench, ids, count, *, seed=0):
-    """Requests of any length; every answer is longer than it takes to prefill eight of them."""
+    """Return requests of varying length that decode longer than eight prefills take."""
     rng = Random(seed)
     lengths = [rng.choice((5, 64, 65, 130, 190)) for _ in range(count)]
     return [
@@ -48,12 +48,12 @@ def _crowd(bench, ids, count, *, seed=0):
 
 
 @pytest.mark.parametrize("num_lanes", range(1, 9))
-def test_running_answers_get_a_token_in_every_step(make_bench, ids, num_lanes):
+def test_decoding_requests_get_a_token_in_every_step(make_bench, ids, num_lanes):
     bench = make_bench(lanes=num_lanes, prefill_chunk_tokens=CHUNK_TOKENS, num_pages=256)
     bench.run_together(*_crowd(bench, ids, 2 * num_lanes))
 
     plans = bench.runner.plans
-    assert num_lanes in bench.runner.batch_sizes, "the precondition of this test"
+    assert num_lanes in bench.runner.batch_sizes, "precondition of this test"
     for request_id, begun in _begun_at(plans).items():
         steps = [
             index
@@ -65,7 +65,7 @@ def test_running_answers_get_a_token_in_every_step(make_bench, ids, num_lanes):
 
 
 @pytest.mark.parametrize("num_lanes", range(1, 9))
-def test_running_answers_are_decoded_by_one_call(make_bench, ids, num_lanes, monkeypatch):
+def test_decoding_requests_are_batched_in_one_call(make_bench, ids, num_lanes, monkeypatch):
     bench = make_bench(lanes=num_lanes, prefill_chunk_tokens=CHUNK_TOKENS, num_pages=256)
     decode, batches = bench.model.decode, []
 
@@ -82,7 +82,7 @@ def test_running_answers_are_decoded_by_one_call(make_bench, ids, num_lanes, mon
 
 
 @pytest.mark.parametrize("num_lanes", [2, 3, 4, 8])
-def test_crowd_gets_the_tokens_of_each_alone(make_bench, ids, num_lanes):
+def test_concurrent_requests_have_the_tokens_of_sequential_ones(make_bench, ids, num_lanes):
     crowd = make_bench(lanes=num_lanes, prefill_chunk_tokens=CHUNK_TOKENS, num_pages=256)
     answers = crowd.run_together(*_crowd(crowd, ids, 2 * num_lanes, seed=1))
     alone = make_bench(entries=0, prefix_reuse=False)
@@ -92,7 +92,7 @@ def test_crowd_gets_the_tokens_of_each_alone(make_bench, ids, num_lanes):
 
 
 def _run_beside_a_stream(bench, stream, others):
-    """Send others, one after the other, while an answer has begun and before it goes on."""
+    """Queue the other requests, in order, between two decode steps of the stream."""
 
     async def all_of_them():
         hold = Hold(lambda plan: any(work.is_decode for work in plan.work))
@@ -110,7 +110,7 @@ def _run_beside_a_stream(bench, stream, others):
 
 @pytest.mark.parametrize("num_waiting", [1, 4, 10])
 @pytest.mark.parametrize(("num_lanes", "chunk_tokens"), [(2, 64), (4, 64), (4, 192), (8, 128)])
-def test_long_prompts_put_one_chunk_between_two_tokens_of_a_stream(
+def test_at_most_one_chunk_is_prefilled_between_two_tokens_of_a_stream(
     make_bench, ids, num_lanes, chunk_tokens, num_waiting
 ):
     bench = make_bench(lanes=num_lanes, prefill_chunk_tokens=chunk_tokens, num_pages=256)
@@ -129,14 +129,14 @@ def test_long_prompts_put_one_chunk_between_two_tokens_of_a_stream(
             prefilled = 0
         prefilled += sum(prompts.values())
     assert len(between) == 150
-    # The first is the stream's own prompt.
-    assert sum(between[1:]) == sum(lengths) + 40, "the precondition of this test"
+    # The first item is the prompt of the stream itself.
+    assert sum(between[1:]) == sum(lengths) + 40, "precondition of this test"
     assert max(between[1:]) <= chunk_tokens
 
 
 @pytest.mark.parametrize("num_ahead", [0, 3, 10])
 @pytest.mark.parametrize("num_lanes", [1, 2, 4])
-def test_short_prompt_waits_for_no_prompt_behind_it(make_bench, ids, num_lanes, num_ahead):
+def test_short_prompt_does_not_wait_for_later_prompts(make_bench, ids, num_lanes, num_ahead):
     bench = make_bench(lanes=num_lanes, prefill_chunk_tokens=CHUNK_TOKENS, num_pages=256)
     stream = bench.request(token_prompt(ids(1, 40)), max_tokens=10)
     ahead, behind = (
@@ -167,7 +167,7 @@ PROFILES = pytest.mark.parametrize(
 
 @PROFILES
 @pytest.mark.parametrize("is_same", [True, False], ids=["same prompt", "same history"])
-def test_two_turns_of_one_session_at_once_get_the_tokens_of_each_alone(
+def test_two_concurrent_turns_of_one_session_have_the_tokens_of_cold_runs(
     make_bench, ids, profile, is_same
 ):
     bench = make_bench(**profile)
@@ -176,7 +176,9 @@ def test_two_turns_of_one_session_at_once_get_the_tokens_of_each_alone(
     prompts = [[*history, *ids(seed, 30)] for seed in (2, 2 if is_same else 3)]
     answers = bench.run_together(*(bench.request(token_prompt(p, 160)) for p in prompts))
 
-    assert max(answer.admission.cached_tokens for answer in answers) > 0, "the precondition"
+    assert max(answer.admission.cached_tokens for answer in answers) > 0, (
+        "precondition of this test"
+    )
     alone = make_bench(entries=0, prefix_reuse=False)
     expected = alone.run(*(alone.request(token_prompt(prompt)) for prompt in prompts))
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
@@ -184,18 +186,20 @@ def test_two_turns_of_one_session_at_once_get_the_tokens_of_each_alone(
 
 
 @PROFILES
-def test_turn_beside_the_one_before_gets_the_tokens_of_alone(make_bench, ids, profile):
+def test_turn_concurrent_with_the_previous_one_has_the_tokens_of_a_cold_run(
+    make_bench, ids, profile
+):
     bench = make_bench(**profile)
     first = bench.request(token_prompt(ids(1, 140), 128), max_tokens=40)
-    told_so_far = 10
+    num_sent = 10
 
     async def both():
-        hold = Hold(lambda _: len(bench.runner.tokens.get(first.request_id, ())) == told_so_far)
+        hold = Hold(lambda _: len(bench.runner.tokens.get(first.request_id, ())) == num_sent)
         bench.runner.before_step = hold
         running = asyncio.create_task(bench.ask(first))
         await hold.reached()
-        told = bench.runner.tokens[first.request_id][:told_so_far]
-        prompt = [*ids(1, 140), *told, *ids(2, 30)]
+        sent = bench.runner.tokens[first.request_id][:num_sent]
+        prompt = [*ids(1, 140), *sent, *ids(2, 30)]
         second = asyncio.create_task(bench.ask(bench.request(token_prompt(prompt, 160))))
         await bench.until(lambda now: now.queued == 1)
         hold.release()

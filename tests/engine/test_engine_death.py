@@ -1,4 +1,4 @@
-"""When the step loop ends, everybody hears of it and nobody waits for ever."""
+"""A crashed, closed or draining engine: pending and new requests fail and do not hang."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from kvreg_service.core.errors import Draining, EngineDown
 
 
 @pytest.fixture
-def dying(make_bench, ids):
-    """A bench whose loop dies in the first step after both requests have arrived."""
+def crashed(make_bench, ids):
+    """A bench whose step loop crashed with two pending requests, and their outcomes."""
     bench = make_bench()
     requests = [bench.request(token_prompt(ids(seed, 50))) for seed in (1, 2)]
 
     async def scenario():
         hold = Hold(lambda _: True)
 
-        def die(plan):
+        def crash(plan):
             hold(plan)
             raise SystemError("injected")
 
-        bench.runner.before_step = die
+        bench.runner.before_step = crash
         tasks = [asyncio.create_task(bench.ask(request)) for request in requests]
         await bench.until(lambda now: now.running + now.queued == 2)
         hold.release()
@@ -32,38 +32,38 @@ def dying(make_bench, ids):
     return bench, bench.within_limit(scenario())
 
 
-def test_running_and_queued_requests_hear_that_the_engine_is_down(dying):
-    _, outcomes = dying
+def test_running_and_queued_requests_fail_with_engine_down(crashed):
+    _, outcomes = crashed
 
     assert [type(outcome) for outcome in outcomes] == [EngineDown, EngineDown]
 
 
-def test_dead_engine_is_neither_alive_nor_ready(dying):
-    bench, _ = dying
+def test_crashed_engine_is_neither_alive_nor_ready(crashed):
+    bench, _ = crashed
 
     assert (bench.engine.is_alive, bench.engine.is_ready) == (False, False)
 
 
-def test_dead_engine_refuses_new_requests(dying, ids):
-    bench, _ = dying
+def test_crashed_engine_refuses_new_requests(crashed, ids):
+    bench, _ = crashed
 
     with pytest.raises(EngineDown):
         bench.run(bench.request(token_prompt(ids(3, 50))))
 
 
-def test_nobody_waits_for_a_dead_engine_to_become_idle(dying):
-    bench, _ = dying
+def test_waiting_for_a_crashed_engine_to_become_idle_returns_at_once(crashed):
+    bench, _ = crashed
 
     assert not bench.within_limit(bench.engine.wait_idle(60.0))
 
 
-def test_dead_engine_still_shows_its_registry(dying):
-    bench, _ = dying
+def test_crashed_engine_still_returns_a_registry_snapshot(crashed):
+    bench, _ = crashed
 
     assert len(bench.engine.snapshot().lanes) == 1
 
 
-def test_closing_fails_what_still_runs(make_bench, ids):
+def test_closing_fails_running_requests(make_bench, ids):
     bench = make_bench()
 
     async def scenario():
@@ -79,7 +79,7 @@ def test_closing_fails_what_still_runs(make_bench, ids):
     assert [type(outcome) for outcome in bench.within_limit(scenario())] == [EngineDown]
 
 
-def test_draining_finishes_what_runs_and_takes_nothing_new(make_bench, ids):
+def test_draining_finishes_running_requests_and_refuses_new_ones(make_bench, ids):
     bench = make_bench()
 
     async def scenario():
@@ -98,7 +98,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(make_bench, ids):
     assert isinstance(refused, Draining)
 
 
-def test_draining_with_a_grace_still_takes_requests_and_is_not_ready(make_bench, ids):
+def test_draining_with_a_grace_period_is_not_ready_and_still_accepts_requests(make_bench, ids):
     bench = make_bench()
     bench.engine.drain(grace_s=600)
     assert bench.engine.is_draining
@@ -110,7 +110,7 @@ def test_draining_with_a_grace_still_takes_requests_and_is_not_ready(make_bench,
 
 
 @pytest.mark.parametrize("order", [(600, 0), (0, 600)])
-def test_of_two_graces_the_earlier_end_counts(make_bench, ids, order):
+def test_the_earlier_end_of_two_grace_periods_applies(make_bench, ids, order):
     bench = make_bench()
     for grace_s in order:
         bench.engine.drain(grace_s)

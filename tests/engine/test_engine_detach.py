@@ -1,4 +1,4 @@
-"""A session that was detached and attached is the one that never moved, to the last bit."""
+"""A session that was detached and attached is bitwise equal to one that never moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY = EntryId(0)
 
 @dataclass
 class Session:
-    """Two turns of tokens; the second goes on from the answer, or from the boundary."""
+    """Two turns of tokens; the second continues from the answer or from the boundary."""
 
     first: list[int]
     more: list[int]
@@ -26,7 +26,7 @@ class Session:
     def start(self, bench: EngineBench):
         return bench.run(bench.request(token_prompt(self.first, BOUNDARY)))[0]
 
-    def go_on(self, bench: EngineBench, answer):
+    def resume(self, bench: EngineBench, answer):
         history = [*self.first, *answer.tokens] if self.is_append else self.first[:BOUNDARY]
         return bench.run(bench.request(token_prompt([*history, *self.more]), max_tokens=20))[0]
 
@@ -38,59 +38,59 @@ def session(request, ids):
 
 @pytest.fixture
 def side(ids):
-    """A side request that no profile would rather keep than the session."""
+    """A side request with a lower value than the session under every profile."""
     return token_prompt(ids(3, 40), 30)
 
 
-def _undisturbed(make_bench, session):
+def _uninterrupted(make_bench, session):
     bench = make_bench()
-    answer = session.go_on(bench, session.start(bench))
+    answer = session.resume(bench, session.start(bench))
     return answer, bench.state(bench.scheduler.limits.layout.lane_current(LANE))
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "no exchange"])
-def test_detached_and_attached_is_undisturbed(make_bench, session, side, exchange):
+def test_attached_session_equals_an_uninterrupted_one(make_bench, session, side, exchange):
     bench = make_bench(exchange=exchange)
     answer = session.start(bench)
     bench.run(bench.request(side))
-    ours = session.go_on(bench, answer)
-    theirs, their_state = _undisturbed(make_bench, session)
+    ours = session.resume(bench, answer)
+    theirs, their_state = _uninterrupted(make_bench, session)
 
-    assert ours.admission.attach == "registry", "the precondition of this test"
+    assert ours.admission.attach == "registry", "precondition of this test"
     assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
     assert is_same_state(bench.state(0), their_state)
 
 
-def test_attached_without_its_current_state_is_undisturbed_up_to_rounding(
+def test_attached_session_in_drop_mode_has_the_tokens_of_an_uninterrupted_one(
     make_bench, session, side
 ):
-    """In drop mode the tokens behind the checkpoint are computed again, in another split."""
+    """In drop mode, the tokens after the checkpoint are recomputed in different chunks."""
     bench = make_bench(keep_current=False)
     answer = session.start(bench)
     bench.run(bench.request(side))
-    ours = session.go_on(bench, answer)
-    theirs, _ = _undisturbed(make_bench, session)
+    ours = session.resume(bench, answer)
+    theirs, _ = _uninterrupted(make_bench, session)
 
-    assert ours.admission.reuse_path == "restore_turn_checkpoint", "the precondition of this test"
+    assert ours.admission.reuse_path == "restore_turn_checkpoint", "precondition of this test"
     assert ours.tokens == theirs.tokens
 
 
-def test_moved_to_another_lane_is_in_place(make_bench, session, ids):
+def test_session_attached_to_another_lane_equals_an_uninterrupted_one(make_bench, session, ids):
     bench = make_bench(lanes=2)
     answer = session.start(bench)
-    # Long sequences that fill their pages are worth most: the second takes the session's lane.
+    # Long sequences that fill their pages have the highest value: the second displaces the session.
     bench.run(*(bench.request(token_prompt(ids(seed, n))) for seed, n in ((4, 300), (5, 500))))
-    ours = session.go_on(bench, answer)
-    theirs, their_state = _undisturbed(make_bench, session)
+    ours = session.resume(bench, answer)
+    theirs, their_state = _uninterrupted(make_bench, session)
 
     lanes = [bench.runner.work_of(name)[0].lane for name in ("r1", "r4")]
-    assert lanes == [0, 1], "the precondition of this test"
+    assert lanes == [0, 1], "precondition of this test"
     assert (ours.text, ours.tokens) == (theirs.text, theirs.tokens)
     assert is_same_state(bench.state(1), their_state)
 
 
 @pytest.mark.parametrize("keep_current", [True, False], ids=["keep", "drop"])
-def test_detaching_copies_states_bit_by_bit(make_bench, session, side, keep_current):
+def test_detaching_copies_states_exactly(make_bench, session, side, keep_current):
     bench = make_bench(keep_current=keep_current)
     session.start(bench)
     layout = bench.scheduler.limits.layout
@@ -105,8 +105,8 @@ def test_detaching_copies_states_bit_by_bit(make_bench, session, side, keep_curr
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "no exchange"])
 @pytest.mark.parametrize("lane", [0, 1])
-def test_attaching_brings_back_what_was_detached(make_bench, session, ids, exchange, lane):
-    """Compared before anything is computed, on the lane it came from and on another one."""
+def test_attaching_restores_the_detached_state(make_bench, session, ids, exchange, lane):
+    """Compared before any token is computed, on the original lane and on another one."""
     bench = make_bench(lanes=1 + lane, exchange=exchange)
     answer = session.start(bench)
     layout = bench.scheduler.limits.layout
@@ -117,31 +117,31 @@ def test_attaching_brings_back_what_was_detached(make_bench, session, ids, excha
         bench.run(bench.request(token_prompt(ids(seed, length))))
     attached = []
     bench.runner.after_moves = lambda _: attached.append(bench.state(lane))
-    session.go_on(bench, answer)
+    session.resume(bench, answer)
 
     assert len(attached) == 1
     assert is_same_state(attached[0], expected)
 
 
-def test_exchange_detaches_the_side_request_bit_by_bit(make_bench, session, side):
+def test_exchange_copies_the_states_of_the_side_request_exactly(make_bench, session, side):
     bench = make_bench()
     answer = session.start(bench)
     bench.run(bench.request(side))
     layout = bench.scheduler.limits.layout
     current, checkpoint = bench.state(0), bench.state(layout.lane_checkpoint(LANE))
-    session.go_on(bench, answer)
+    session.resume(bench, answer)
 
     assert is_same_state(bench.state(layout.entry_current(ENTRY)), current)
     assert is_same_state(bench.state(layout.entry_checkpoint(ENTRY)), checkpoint)
 
 
-def test_pages_only_change_owner(make_bench, session, side):
+def test_detach_and_attach_copy_no_pages(make_bench, session, side):
     bench = make_bench()
     answer = session.start(bench)
     pages = list(bench.resting_on(0).pages)
     bench.run(bench.request(side))
     assert bench.kept_at(0).pages == pages
-    session.go_on(bench, answer)
+    session.resume(bench, answer)
 
     assert bench.resting_on(0).pages[: len(pages)] == pages
 

@@ -1,4 +1,4 @@
-"""However the work is divided, the answer is the same: greedy decoding, fp64, a real engine."""
+"""Output does not depend on batching, chunking or reuse: greedy decoding, fp64, a real engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def _assert_same_final_state(bench, lane, other, other_lane):
         assert_close(ours, theirs, SAME_STATE_FP64, f"the state of lane {lane}")
 
 
-# Prompts shorter than a chunk of the rule, around a page, longer than a chunk of prefill; answers
-# that end one after the other, so that lanes side by side and lanes apart decode together.
+# Prompts shorter than a chunk of the delta rule, around a page, and longer than a prefill chunk.
+# Answers end one after the other, so that adjacent and non-adjacent lanes are batched.
 _LENGTHS = [(64, 24), (5, 8), (130, 24), (300, 15)]
 
 
@@ -27,18 +27,18 @@ def _requests(bench, ids, num_lanes):
 
 
 @pytest.mark.parametrize("num_lanes", [2, 3, 4])
-def test_batched_is_alone(make_bench, ids, num_lanes):
+def test_batched_tokens_equal_unbatched_tokens(make_bench, ids, num_lanes):
     together = make_bench(lanes=num_lanes, prefill_chunk_tokens=100)
     answers = together.run_together(*_requests(together, ids, num_lanes))
 
-    assert num_lanes in together.runner.batch_sizes, "the precondition of this test"
+    assert num_lanes in together.runner.batch_sizes, "precondition of this test"
     for index, answer in enumerate(answers):
         alone = make_bench()
         assert answer.tokens == alone.run(_requests(alone, ids, num_lanes)[index])[0].tokens
 
 
 @pytest.mark.parametrize("num_lanes", [2, 3, 4])
-def test_batched_leaves_the_states_of_alone(make_bench, ids, num_lanes):
+def test_batched_states_equal_unbatched_states(make_bench, ids, num_lanes):
     together = make_bench(lanes=num_lanes, prefill_chunk_tokens=100)
     requests = _requests(together, ids, num_lanes)
     together.run_together(*requests)
@@ -51,7 +51,7 @@ def test_batched_leaves_the_states_of_alone(make_bench, ids, num_lanes):
 
 
 @pytest.mark.parametrize("boundary", [None, 63, 64, 200])
-def test_chunked_is_whole(make_bench, ids, boundary):
+def test_chunked_prefill_equals_a_single_pass(make_bench, ids, boundary):
     prompt = token_prompt(ids(1, 300), boundary)
     chunked, whole = make_bench(prefill_chunk_tokens=64), make_bench(prefill_chunk_tokens=512)
 
@@ -64,7 +64,7 @@ def test_chunked_is_whole(make_bench, ids, boundary):
 @pytest.mark.parametrize("is_append", [True, False], ids=["append", "restore"])
 @pytest.mark.parametrize("has_side_request", [False, True], ids=["on its lane", "attached"])
 @pytest.mark.parametrize("boundary", [90, 128])
-def test_reused_is_cold(make_bench, ids, boundary, has_side_request, is_append):
+def test_reused_prefix_equals_a_cold_run(make_bench, ids, boundary, has_side_request, is_append):
     warm, cold = make_bench(), make_bench(entries=0, prefix_reuse=False)
     first = ids(1, 140)
     (answer,) = warm.run(warm.request(token_prompt(first, boundary)))
@@ -75,12 +75,12 @@ def test_reused_is_cold(make_bench, ids, boundary, has_side_request, is_append):
 
     (ours,), (theirs,) = (bench.run(bench.request(second)) for bench in (warm, cold))
 
-    assert ours.admission.cached_tokens > 0, "the precondition of this test"
+    assert ours.admission.cached_tokens > 0, "precondition of this test"
     assert ours.tokens == theirs.tokens
     _assert_same_final_state(warm, 0, cold, 0)
 
 
-def test_concurrent_turns_of_two_sessions_are_those_of_each_alone(make_bench, ids):
+def test_concurrent_turns_of_two_sessions_equal_cold_runs(make_bench, ids):
     both = make_bench(lanes=2, entries=2)
     openings = [ids(1, 100), ids(2, 150)]
     firsts = both.run_together(*(both.request(token_prompt(o, 90)) for o in openings))
@@ -96,7 +96,7 @@ def test_concurrent_turns_of_two_sessions_are_those_of_each_alone(make_bench, id
 
 
 @pytest.mark.parametrize("num_lanes", [2, 4])
-def test_batched_text_of_the_bundled_model_is_that_of_alone(make_bench, reference, num_lanes):
+def test_batched_text_of_the_bundled_model_equals_unbatched_text(make_bench, reference, num_lanes):
     questions = [
         "Repeat these words: falcon river maple 4 harbor.",
         "Count from 3 to 12.",

@@ -1,4 +1,4 @@
-"""A failure belongs to its request: others are undisturbed, sessions survive, pools are sound."""
+"""A failure affects its own request only: sessions stay reusable and pools consistent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWN = SamplingParams(temperature=1.0, seed=1)
 
 
 class Broken:
-    """Replaces one method of the model or the memory by one that raises when it is told to."""
+    """Replaces a method of the model or the memory with one that raises once on demand."""
 
     def __init__(self, monkeypatch, owner, name: str) -> None:
         self._method = getattr(owner, name)
@@ -31,7 +31,7 @@ class Broken:
 
 
 class NoLogits:
-    """Makes the model's next logits of one kind NaN, so that nothing can be drawn from them."""
+    """Replaces the next prefill or decode logits with NaN, so that sampling fails."""
 
     def __init__(self, monkeypatch, model, name: str) -> None:
         self._method = getattr(model, name)
@@ -51,7 +51,7 @@ def _always(*_):
 
 
 def _outcomes(bench: EngineBench, *requests):
-    """Send requests at once; an item is an answer or the error that was raised instead."""
+    """Run requests concurrently; each item is an answer or the raised error."""
 
     async def caught(request):
         try:
@@ -75,14 +75,14 @@ def _fails(bench: EngineBench, request) -> RequestFailed:
 
 @pytest.fixture
 def session(ids):
-    """The first turn, and the second one as a function of the first's answer."""
+    """The prompts of the first and the second turn."""
     first = ids(1, 100)
     return token_prompt(first, BOUNDARY), token_prompt([*first[:BOUNDARY], *ids(2, 30)])
 
 
 @pytest.fixture
 def expected(make_bench, session):
-    """The tokens of the second turn when it is computed from nothing."""
+    """The tokens of the second turn in a cold run."""
     bench = make_bench(entries=0, prefix_reuse=False)
     return bench.run(bench.request(session[1]))[0].tokens
 
@@ -98,9 +98,7 @@ def _second_turn(bench: EngineBench, session):
     return answer
 
 
-def test_failed_preparation_computes_its_request_from_nothing(
-    make_bench, session, side, monkeypatch
-):
+def test_failed_preparation_is_a_cold_prefill(make_bench, session, side, monkeypatch):
     bench, alone = make_bench(), make_bench()
     bench.run(bench.request(session[0]))
     Broken(monkeypatch, bench.states, "copy").is_next = _always
@@ -111,7 +109,9 @@ def test_failed_preparation_computes_its_request_from_nothing(
     assert answer.tokens == wanted.tokens
 
 
-def test_failed_attach_of_a_session_answers_right(make_bench, session, expected, side, monkeypatch):
+def test_failed_attach_of_a_session_is_a_cold_prefill(
+    make_bench, session, expected, side, monkeypatch
+):
     bench = make_bench()
     bench.run(bench.request(session[0]), bench.request(side))
     Broken(monkeypatch, bench.states, "swap").is_next = _always
@@ -121,10 +121,10 @@ def test_failed_attach_of_a_session_answers_right(make_bench, session, expected,
     assert answer.tokens == expected
 
 
-def test_session_is_right_after_a_failed_preparation(
+def test_session_has_the_right_output_after_a_failed_preparation(
     make_bench, session, expected, side, monkeypatch
 ):
-    """Its states may be half moved, so they are given up; any doubt is a miss."""
+    """Its states may be partially moved, so the sequence is dropped and the next turn misses."""
     bench = make_bench()
     bench.run(bench.request(session[0]))
     Broken(monkeypatch, bench.states, "copy").is_next = _always
@@ -136,7 +136,7 @@ def test_session_is_right_after_a_failed_preparation(
 
 
 @pytest.mark.parametrize("num_copies", [0, 1])
-def test_session_is_right_after_its_own_attach_failed(
+def test_session_has_the_right_output_after_its_own_attach_failed(
     make_bench, session, expected, side, monkeypatch, num_copies
 ):
     bench = make_bench(exchange=False, eviction="none")
@@ -175,7 +175,7 @@ def test_displaced_session_survives_a_failed_prefill(
     assert answer.tokens == expected
 
 
-def test_session_goes_back_to_its_boundary_when_its_own_prefill_fails(
+def test_session_is_reusable_from_its_boundary_after_its_own_prefill_failed(
     make_bench, session, expected, monkeypatch
 ):
     bench = make_bench(entries=0)
@@ -188,7 +188,7 @@ def test_session_goes_back_to_its_boundary_when_its_own_prefill_fails(
     assert answer.tokens == expected
 
 
-def test_session_goes_back_to_its_boundary_when_decoding_fails(
+def test_session_is_reusable_from_its_boundary_after_a_failed_decode(
     make_bench, session, expected, monkeypatch
 ):
     bench = make_bench(entries=0)
@@ -201,11 +201,11 @@ def test_session_goes_back_to_its_boundary_when_decoding_fails(
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
-def test_session_goes_back_to_its_boundary_when_a_draw_fails(
+def test_session_is_reusable_from_its_boundary_after_failed_sampling(
     make_bench, session, expected, monkeypatch, stage
 ):
     bench = make_bench(entries=0)
-    # With the boundary first, the logits to draw from are those of the second chunk.
+    # The prefill stops at the boundary, so the logits to sample from are those of the second chunk.
     logits = NoLogits(monkeypatch, bench.model, stage)
     bench.runner.before_step = lambda plan: setattr(
         logits, "is_next", any(w.samples and w.is_decode is (stage == "decode") for w in plan.work)
@@ -219,8 +219,8 @@ def test_session_goes_back_to_its_boundary_when_a_draw_fails(
     assert answer.tokens == expected
 
 
-def test_state_that_ran_ahead_of_its_failed_draw_is_never_used(make_bench, session, monkeypatch):
-    """The draw failed, but its token's state was computed: the frontier cannot be trusted."""
+def test_frontier_state_after_failed_sampling_is_never_reused(make_bench, session, monkeypatch):
+    """Sampling failed after the state advanced by one token: the frontier is invalid."""
     bench, cold = make_bench(entries=0), make_bench(entries=0)
     logits = NoLogits(monkeypatch, bench.model, "decode")
     bench.runner.before_step = lambda plan: setattr(
@@ -229,16 +229,16 @@ def test_state_that_ran_ahead_of_its_failed_draw_is_never_used(make_bench, sessi
     request = bench.request(session[0], sampling=DRAWN)
     _fails(bench, request)
     answered = bench.runner.tokens[request.request_id]
-    # One token less, so that the prompt contains the frontier whole.
+    # One token less, so that the prompt contains the whole frontier.
     going_on = token_prompt([*session[0].token_ids, *answered[:-1], 1, 2, 3])
     (answer,) = bench.run(bench.request(going_on))
     (wanted,) = cold.run(cold.request(going_on))
 
-    assert len(answered) == 3, "the precondition of this test"
+    assert len(answered) == 3, "precondition of this test"
     assert answer.tokens == wanted.tokens
 
 
-def test_neighbour_of_a_failed_preparation_is_undisturbed(
+def test_failed_preparation_does_not_affect_a_concurrent_request(
     make_bench, session, side, ids, monkeypatch
 ):
     bench, alone = make_bench(lanes=2), make_bench()
@@ -251,7 +251,9 @@ def test_neighbour_of_a_failed_preparation_is_undisturbed(
     assert answer.tokens == wanted.tokens
 
 
-def test_neighbour_of_a_failed_prefill_is_undisturbed(make_bench, session, side, monkeypatch):
+def test_failed_prefill_does_not_affect_a_concurrent_request(
+    make_bench, session, side, monkeypatch
+):
     bench, alone = make_bench(lanes=2), make_bench()
     broken = Broken(monkeypatch, bench.model, "prefill")
     side_ids = list(side.token_ids)
@@ -264,18 +266,20 @@ def test_neighbour_of_a_failed_prefill_is_undisturbed(make_bench, session, side,
     assert answer.tokens == wanted.tokens
 
 
-def test_neighbour_of_a_failed_draw_is_undisturbed(make_bench, session, side, monkeypatch):
-    """In one batch, only the row that nothing can be drawn from fails."""
+def test_failed_sampling_does_not_affect_a_concurrent_request(
+    make_bench, session, side, monkeypatch
+):
+    """In a batch, only the request whose logits are NaN fails."""
     bench, alone = make_bench(lanes=2), make_bench()
     decode = bench.model.decode
 
-    def one_row_lost(*arguments):
+    def with_one_nan_row(*arguments):
         logits = decode(*arguments).clone()
         if len(logits) == 2:
             logits[0] = torch.nan
         return logits
 
-    monkeypatch.setattr(bench.model, "decode", one_row_lost)
+    monkeypatch.setattr(bench.model, "decode", with_one_nan_row)
     lost = bench.request(side, sampling=DRAWN, max_tokens=1000)
     failed, answer = _outcomes(bench, lost, bench.request(session[1]))
     (wanted,) = alone.run(alone.request(session[1]))
@@ -285,7 +289,7 @@ def test_neighbour_of_a_failed_draw_is_undisturbed(make_bench, session, side, mo
     assert answer.tokens == wanted.tokens
 
 
-def test_failed_decode_batch_fails_all_of_it_and_the_engine_goes_on(
+def test_failed_decode_batch_fails_its_requests_and_not_the_engine(
     make_bench, session, expected, side, monkeypatch
 ):
     bench = make_bench(lanes=2)

@@ -1,6 +1,6 @@
-"""Two prompts that branch off one session are both answered as if nothing was kept.
+"""Two prompts that fork from one session have the tokens and states of a cold run.
 
-States are compared as well: tokens alone may stay the same when a few keys are wrong.
+States are compared because tokens can be equal even if a few keys are wrong.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def _assert_as_cold(make_bench, bench, prompt, answer):
     (expected,) = cold.run(cold.request(prompt))
     assert answer.tokens == expected.tokens
     for ours, theirs in zip(bench.state(0), cold.state(0), strict=True):
-        assert_close(ours, theirs, SAME_STATE_FP64, "the state behind the answer")
+        assert_close(ours, theirs, SAME_STATE_FP64, "the state after the answer")
 
 
 @pytest.mark.parametrize("keep_current", [True, False], ids=["keep", "drop"])
 @pytest.mark.parametrize("first_length", [103, 128, 192])
-def test_session_goes_on_from_its_fork(make_bench, ids, first_length, keep_current):
-    """A side request that begins with the session's history overwrites its checkpoint."""
+def test_session_is_resumed_from_its_fork(make_bench, ids, first_length, keep_current):
+    """A side request that starts with the session's history overwrites its checkpoint."""
     bench = make_bench(keep_current=keep_current)
     first = ids(1, first_length)
     (answer,) = bench.run(bench.request(token_prompt(first, BOUNDARY), max_tokens=30))
@@ -39,7 +39,7 @@ def test_session_goes_on_from_its_fork(make_bench, ids, first_length, keep_curre
 
 
 def test_session_appends_to_the_frontier_of_its_fork(make_bench, ids):
-    """The side request went back to the checkpoint and wrote other tokens behind it."""
+    """The side request restored the checkpoint and wrote other tokens after it."""
     bench = make_bench()
     first = ids(1, BOUNDARY + 3)
     (answer,) = bench.run(bench.request(token_prompt(first, BOUNDARY), max_tokens=60))
@@ -52,8 +52,8 @@ def test_session_appends_to_the_frontier_of_its_fork(make_bench, ids):
     _assert_as_cold(make_bench, bench, going_on, ours)
 
 
-def test_branch_that_was_left_is_intact_after_the_other_went_on(make_bench, ids):
-    """Both branches share the page in which the older one's checkpoint lies."""
+def test_resuming_one_branch_does_not_change_the_other(make_bench, ids):
+    """Both branches share the page that contains the checkpoint of the older one."""
     bench = make_bench()
     first = ids(1, BOUNDARY + 3)
     (answer,) = bench.run(bench.request(token_prompt(first, BOUNDARY), max_tokens=60))

@@ -1,4 +1,4 @@
-"""What a real engine logs of a scripted mix is valid, complete, and enough to replay it."""
+"""The request log of a scripted run is valid, complete and sufficient for a replay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCHEMA = json.loads(
 
 
 class Played:
-    """The script's log, and what its clients were told."""
+    """The log of the script, and the admissions that its clients received."""
 
     def __init__(self, logged: LoggedEngine, path: Path) -> None:
         self.admissions = logged.admissions
@@ -46,7 +46,7 @@ def played(reference: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     return Played(logged, path)
 
 
-def test_every_line_is_as_the_schema_says(played: Played) -> None:
+def test_every_line_matches_the_schema(played: Played) -> None:
     validator = jsonschema_rs.Draft202012Validator(_SCHEMA, validate_formats=True)
     assert [line for line in played.lines if not validator.is_valid(line)] == []
 
@@ -71,23 +71,25 @@ def test_every_line_is_as_the_schema_says(played: Played) -> None:
         ),
     ],
 )
-def test_the_mix_has_all_there_is(played: Played, field: str, values: set[Any]) -> None:
+def test_the_script_covers_all_values_of_a_field(
+    played: Played, field: str, values: set[Any]
+) -> None:
     assert played.values(field) == values
 
 
-def test_the_mix_moves_sequences_in_all_ways(played: Played) -> None:
+def test_the_script_covers_all_registry_events(played: Played) -> None:
     assert {line["event"] for line in played.registry} >= {
         "detach", "exchange", "fork", "evict", "anchor",
     }  # fmt: skip
 
 
-def test_each_request_has_one_line_that_says_what_its_client_was_told(played: Played) -> None:
-    told = {
+def test_each_request_has_one_line_that_matches_its_admission(played: Played) -> None:
+    logged = {
         line["request_id"]: (line["prompt_tokens"], line["cached_tokens"], line["reuse_path"])
         for line in played.requests
         if line["request_id"] in played.admissions
     }
-    assert told == {
+    assert logged == {
         request_id: (one.prompt_tokens, one.cached_tokens, one.reuse_path)
         for request_id, one in played.admissions.items()
     }
@@ -98,21 +100,21 @@ def test_no_line_is_missing(played: Played) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_nothing_that_was_said_is_in_the_log(played: Played) -> None:
+def test_the_log_contains_no_message_text(played: Played) -> None:
     assert [word for word in WORDS if word in played.text] == []
 
 
-def test_whatever_was_reused_is_found_from_the_lines_alone(played: Played) -> None:
+def test_every_reuse_can_be_derived_from_the_log_alone(played: Played) -> None:
     reader = PrefixReader(played.requests)
-    unfound = {
+    underivable = {
         line["request_id"]: line["cached_tokens"]
         for index, line in enumerate(played.requests)
         if (line["cached_tokens"] or 0) > reader.longest_reuse(line, played.requests[:index])
     }
-    assert unfound == {}
+    assert underivable == {}
 
 
-def test_what_is_put_into_entries_and_leaves_them_has_the_same_bytes(played: Played) -> None:
+def test_attach_logs_the_bytes_of_the_preceding_detach_or_fork(played: Played) -> None:
     held: Counter[int] = Counter()
     for line in played.registry:
         if line["event"] in ("detach", "fork"):
@@ -130,11 +132,11 @@ def test_turns_of_one_conversation_share_a_session(played: Played) -> None:
     assert by_session.most_common(1)[0][1] == 7
 
 
-def test_a_round_of_a_tool_loop_tells_the_boundary_of_both_modes(played: Played) -> None:
+def test_a_round_of_a_tool_loop_logs_turn_and_round_boundary(played: Played) -> None:
     line = next(line for line in played.requests if line["tail"] == "tool")
     assert line["turn_boundary"] == line["boundary"] < line["round_boundary"]
 
 
-def test_an_answer_that_is_continued_tells_its_kind_of_boundary(played: Played) -> None:
+def test_a_continued_answer_logs_a_response_boundary(played: Played) -> None:
     kinds = {line["boundary_kind"] for line in played.requests if line["tail"] == "assistant"}
     assert kinds == {"response"}

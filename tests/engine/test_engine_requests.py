@@ -1,4 +1,4 @@
-"""What an engine refuses, and that refusing disturbs nobody."""
+"""Requests that an engine refuses without affecting others, and requests during a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_bench import Hold, token_prompt
 from kvreg_service.core.errors import Conflict, InvalidRequest, Overloaded, SessionNotFound
 
 
-def test_an_id_that_still_runs_is_a_conflict_and_the_first_goes_on(make_bench, ids):
+def test_a_request_id_that_is_still_running_is_a_conflict(make_bench, ids):
     bench = make_bench()
     first = bench.request(token_prompt(ids(1, 40), 30))
 
@@ -30,7 +30,7 @@ def test_an_id_that_still_runs_is_a_conflict_and_the_first_goes_on(make_bench, i
     bench.check_at_rest()
 
 
-def test_a_full_queue_is_known_before_a_prompt_is_built(make_bench, ids):
+def test_a_full_queue_raises_before_a_prompt_is_built(make_bench, ids):
     bench = make_bench(queue_limit=1)
     requests = [bench.request(token_prompt(ids(seed, 40), 30)) for seed in (1, 2)]
 
@@ -50,19 +50,19 @@ def test_a_full_queue_is_known_before_a_prompt_is_built(make_bench, ids):
     bench.within_limit(scenario())
 
 
-def test_a_queue_of_none_still_serves_idle_lanes(make_bench, ids):
+def test_a_queue_limit_of_zero_still_serves_idle_lanes(make_bench, ids):
     bench = make_bench(lanes=2, queue_limit=0)
     requests = [bench.request(token_prompt(ids(seed, 40), 30)) for seed in (1, 2)]
     assert len(bench.run_together(*requests)) == 2
 
 
-def test_a_profile_that_contradicts_itself_is_the_asker_s_mistake(make_bench):
+def test_an_inconsistent_profile_is_an_invalid_request(make_bench):
     engine = make_bench(entries=0, prefix_reuse=False).engine
     with pytest.raises(InvalidRequest, match="prefix_reuse"):
         engine.fit(lanes=1, entries=1, keep_current=True)
 
 
-def test_dropping_an_entry_while_a_step_runs_leaves_its_events_alone(make_bench, ids):
+def test_dropping_an_entry_during_a_step_does_not_take_the_events_of_that_step(make_bench, ids):
     bench = make_bench()
     first, second, third = (bench.request(token_prompt(ids(n, 40), 30)) for n in (1, 2, 3))
     bench.run(first, second)
@@ -83,25 +83,25 @@ def test_dropping_an_entry_while_a_step_runs_leaves_its_events_alone(make_bench,
 
 
 def test_text_does_not_wait_for_the_chunk_of_another_request(make_bench, ids, monkeypatch):
-    """A step that prefills first hands over what the steps before it have sampled."""
+    """A step with prefill first delivers the tokens sampled in earlier steps."""
     bench = make_bench(lanes=2)
-    talker = bench.request(token_prompt(ids(1, 40), 30), max_tokens=50)
+    streamed = bench.request(token_prompt(ids(1, 40), 30), max_tokens=50)
     other = bench.request(token_prompt(ids(2, 40), 30))
     seen = []
 
-    async def talk():
-        async for event in bench.engine.generate(talker):
+    async def stream():
+        async for event in bench.engine.generate(streamed):
             seen.append(event)
 
     async def scenario():
         decode = bench.runner.before_step = Hold(lambda plan: any(w.start > 60 for w in plan.work))
-        talking = asyncio.create_task(talk())
+        streaming = asyncio.create_task(stream())
         await decode.reached()
         prefill = Hold(lambda plan: plan.has_prefill)
         bench.runner.before_step = prefill
         is_due = bench.engine._output._delivery.is_due
         monkeypatch.setattr(bench.engine._output._delivery, "is_due", lambda _: False)
-        asking = asyncio.create_task(bench.ask(other))
+        waiting = asyncio.create_task(bench.ask(other))
         await bench.until(lambda now: now.queued == 1)
         before = len(seen)
         decode.release()
@@ -110,14 +110,14 @@ def test_text_does_not_wait_for_the_chunk_of_another_request(make_bench, ids, mo
         sent = len(seen) - before
         monkeypatch.setattr(bench.engine._output._delivery, "is_due", is_due)
         prefill.release()
-        await asyncio.gather(talking, asking)
+        await asyncio.gather(streaming, waiting)
         return sent
 
     assert bench.within_limit(scenario()) > 0
 
 
 @pytest.mark.parametrize("anchors", [0, 3, 7])
-def test_fitting_counts_the_anchors_that_are_asked_for(make_bench, anchors):
+def test_fit_counts_the_requested_anchors(make_bench, anchors):
     engine = make_bench(entries=1).engine
 
     def required(**profile):
@@ -128,7 +128,7 @@ def test_fitting_counts_the_anchors_that_are_asked_for(make_bench, anchors):
     assert required(anchors=anchors) == required(anchors=0) + anchors * slot_bytes
 
 
-def test_fitting_without_a_word_of_anchors_has_those_of_the_engine(make_bench):
+def test_fit_defaults_to_the_anchors_of_the_engine(make_bench):
     engine = make_bench(entries=1, anchors=5).engine
-    asked = {"lanes": 1, "entries": 1, "keep_current": True}
-    assert engine.fit(**asked) == engine.fit(**asked, anchors=5)
+    profile = {"lanes": 1, "entries": 1, "keep_current": True}
+    assert engine.fit(**profile) == engine.fit(**profile, anchors=5)

@@ -1,7 +1,7 @@
-"""A wrong state is noticed in the logits: with the texts alone it might not be.
+"""A wrong recurrent state is detectable in the logits; the text alone may not show it.
 
-In the bundled model the attention layers carry the facts, and it still answers right when its
-recurrent states are zeroed. So whoever tests that states are restored compares logits or bytes.
+The attention layers of the bundled model carry the facts: it still answers correctly with zeroed
+recurrent states. Tests of restored states therefore compare logits or bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kvreg_service.core.ids import EntryId
 from kvreg_service.model.testing import SAME_LOGITS_FP64
 
 SAME_LOGITS_FP32 = Tolerance("engine.same_logits_fp32", relative_rms=1e-5, worst_element=1e-4)
-"""The same logits by another split into chunks, in fp32."""
+"""The same logits computed in different chunks, in fp32."""
 
-NOTICED = 1000
-"""A wrong state moves logits by this many times what rounding may."""
+DETECTABLE = 1000
+"""A wrong state changes logits by at least this multiple of the rounding tolerance."""
 
 _FACTS = [
     ("system", "You are a helpful assistant."),
@@ -31,38 +31,38 @@ _OTHER = [("user", "My badge number is 288."), ("user", "The audit starts at 11:
 
 
 class LastLogits:
-    """Notes the logits of every prefill; the last ones choose the first token of an answer."""
+    """Records the logits of the last prefill, which determine the first token of an answer."""
 
     def __init__(self, model, monkeypatch):
         self.logits = torch.empty(0)
         prefill = model.prefill
 
-        def noting(*arguments):
+        def recording(*arguments):
             self.logits = prefill(*arguments)
             return self.logits
 
-        monkeypatch.setattr(model, "prefill", noting)
+        monkeypatch.setattr(model, "prefill", recording)
 
 
 def _zero(bench: EngineBench, slot: int) -> None:
     bench.states.recurrent[:, slot] = 0
 
 
-def _take_foreign(bench: EngineBench, slot: int) -> None:
-    """The state of the request that ran last, which rests on the lane."""
+def _copy_foreign(bench: EngineBench, slot: int) -> None:
+    """Copy the state of the most recent request, which is on the lane."""
     bench.states.recurrent[:, slot] = bench.states.recurrent[:, 0]
 
 
-def _forget_columns(bench: EngineBench, slot: int) -> None:
+def _zero_conv(bench: EngineBench, slot: int) -> None:
     bench.states.conv[:, slot] = 0
 
 
-DAMAGES = [_zero, _take_foreign, _forget_columns]
+DAMAGES = [_zero, _copy_foreign, _zero_conv]
 
 
 @pytest.fixture(params=["tiny", "reference"])
 def logits_of_second_turn(request, make_bench, ids, monkeypatch):
-    """Plays a turn, a side request, damage to the kept session, and its second turn."""
+    """Functions that return the second turn's logits, after damage or cold, and the tolerance."""
     loaded = request.getfixturevalue(request.param)
     seen = LastLogits(loaded.model, monkeypatch)
 
@@ -98,8 +98,8 @@ def logits_of_second_turn(request, make_bench, ids, monkeypatch):
     return play, cold, tolerance
 
 
-def _is_noticed(found: Deviation, tolerance: Tolerance) -> bool:
-    return found.relative_rms > NOTICED * tolerance.relative_rms
+def _is_detectable(found: Deviation, tolerance: Tolerance) -> bool:
+    return found.relative_rms > DETECTABLE * tolerance.relative_rms
 
 
 def test_restored_state_gives_the_logits_of_a_cold_prompt(logits_of_second_turn):
@@ -109,7 +109,7 @@ def test_restored_state_gives_the_logits_of_a_cold_prompt(logits_of_second_turn)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_wrong_state_is_noticed_in_the_logits(logits_of_second_turn, damage):
+def test_wrong_state_is_detectable_in_the_logits(logits_of_second_turn, damage):
     play, cold, tolerance = logits_of_second_turn
 
-    assert _is_noticed(deviation(play(damage), cold()), tolerance)
+    assert _is_detectable(deviation(play(damage), cold()), tolerance)

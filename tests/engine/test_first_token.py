@@ -1,4 +1,4 @@
-"""No engine is built that computes nothing: who is asked for readiness has seen a token."""
+"""Building an engine computes a first token, so that readiness implies a working model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONS = EngineOptions(REFERENCE_MODEL_PATH, "reference")
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_both_phases_are_tried(
+def test_non_finite_logits_of_either_phase_fail_the_build(
     reference: LoadedModel, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     compute = getattr(HybridModel, phase)
@@ -24,7 +24,7 @@ def test_both_phases_are_tried(
         build_engine(OPTIONS, reference)
 
 
-def test_first_token_leaves_nothing_behind(reference: LoadedModel) -> None:
+def test_first_token_frees_its_pages_and_slots(reference: LoadedModel) -> None:
     engine, _ = build_engine(OPTIONS, reference)
     try:
         snapshot = engine.snapshot()

@@ -1,4 +1,4 @@
-"""The log says what was pinned and for how long: a pin keeps it whatever the policy says."""
+"""Pins override the eviction policy, so the log records each pin with its TTL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_pin_and_its_end_by_hand_are_logged(make_bench, ids, messages):
+def test_pin_and_unpin_are_logged(make_bench, ids, messages):
     bench = make_bench()
     bench.run(bench.request(token_prompt(ids(1, 70), 69)))
     sequence_id = bench.resting_on(0).sequence_id
@@ -25,7 +25,7 @@ def test_pin_and_its_end_by_hand_are_logged(make_bench, ids, messages):
     assert [record.args for record in messages.records] == [(sequence_id, 90.0), (sequence_id,)]
 
 
-def test_pin_that_is_refused_is_not_logged(make_bench, messages):
+def test_refused_pin_is_not_logged(make_bench, messages):
     bench = make_bench()
     with pytest.raises(SessionNotFound):
         bench.engine.pin(5, 90.0)

@@ -1,4 +1,4 @@
-"""A tenant knows its sequences by numbers that tell nothing of other tenants' sequences."""
+"""Sequence ids shown to a tenant reveal nothing about the sequences of other tenants."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def _seen(bench, tenant):
 def bench(make_bench, ids):
     bench = make_bench(lanes=1, entries=3)
     for number, tenant in enumerate(("alpha", "beta", "alpha")):
-        asked = replace(bench.request(token_prompt(ids(number, 40), 30)), tenant=tenant)
-        bench.run(asked)
+        request = replace(bench.request(token_prompt(ids(number, 40), 30)), tenant=tenant)
+        bench.run(request)
     return bench
 
 
-def test_numbers_of_a_tenant_are_none_of_those_that_count_all(bench):
+def test_ids_shown_to_a_tenant_differ_from_internal_ids(bench):
     assert len(_seen(bench, "alpha")) == 2
     assert len(_seen(bench, "beta")) == 1
     assert not set(_seen(bench, None)) & {*_seen(bench, "alpha"), *_seen(bench, "beta")}
 
 
-def test_numbers_of_a_tenant_stay_the_same(bench):
+def test_ids_shown_to_a_tenant_are_stable(bench):
     assert _seen(bench, "alpha") == _seen(bench, "alpha")
 
 
-def test_tenant_drops_and_pins_by_its_own_numbers(bench):
+def test_tenant_drops_and_pins_by_the_ids_shown_to_it(bench):
     first, second = _seen(bench, "alpha")
     bench.engine.pin(first, 60.0, "alpha")
     bench.engine.unpin(first, "alpha")
@@ -46,17 +46,17 @@ def test_tenant_drops_and_pins_by_its_own_numbers(bench):
 
 
 @pytest.mark.parametrize("viewer", ["beta", None])
-def test_number_of_a_tenant_means_nothing_to_others(bench, viewer):
+def test_id_shown_to_a_tenant_is_not_found_for_others(bench, viewer):
     with pytest.raises(SessionNotFound):
         bench.engine.drop_sequence(_seen(bench, "alpha")[0], viewer)
 
 
-def test_number_that_counts_all_means_nothing_to_a_tenant(bench):
+def test_internal_id_is_not_found_for_a_tenant(bench):
     with pytest.raises(SessionNotFound):
         bench.engine.drop_sequence(_seen(bench, None)[0], "alpha")
 
 
-def test_refused_pin_names_no_number(make_bench, ids):
+def test_refused_pin_reveals_no_sequence_id(make_bench, ids):
     bench = make_bench(lanes=1, entries=0)
     bench.run(replace(bench.request(token_prompt(ids(1, 40), 30)), tenant="alpha"))
     (shown,) = _seen(bench, "alpha")
