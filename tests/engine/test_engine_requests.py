@@ -62,7 +62,7 @@ def test_an_inconsistent_profile_is_an_invalid_request(make_bench):
         engine.fit(lanes=1, entries=1, keep_current=True)
 
 
-def test_dropping_an_entry_during_a_step_does_not_take_the_events_of_that_step(make_bench, ids):
+def test_dropping_an_entry_during_a_step_does_not_affect_the_running_request(make_bench, ids):
     bench = make_bench()
     first, second, third = (bench.request(token_prompt(ids(n, 40), 30)) for n in (1, 2, 3))
     bench.run(first, second)

@@ -176,7 +176,7 @@ def test_dropping_an_entry_frees_its_pages_and_reports_an_eviction(make_core):
     assert _back(core, 0).cached == 0
 
 
-def test_dropping_an_entry_during_a_step_does_not_take_the_events_of_that_step(make_core):
+def test_dropping_an_entry_during_a_step_returns_only_its_own_events(make_core):
     core = make_core(entries=1)
     _keep(core, 0)
     request_id = core.submit(_text(1, 100))

@@ -328,7 +328,7 @@ def test_removing_a_quota_removes_its_guarantee(make_core):
     assert _kept(core, "a") == []
 
 
-def test_setting_quotas_during_a_step_does_not_take_the_events_of_that_step(make_core):
+def test_setting_quotas_during_a_step_returns_only_its_own_events(make_core):
     core = make_core(entries=2)
     for number in range(3):
         _keep(core, A, number)
