@@ -43,7 +43,7 @@ WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Folders without servers, real models and system parts. What takes seconds in them is marked slow.
 FAST_TESTS := tests/contract tests/kernels tests/operator tests/property tests/unit
