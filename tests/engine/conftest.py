@@ -26,6 +26,7 @@ MakeBench = Callable[..., EngineBench]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """Fix the summation order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
