@@ -1,13 +1,13 @@
-# Every target first makes sure that .venv holds what constraints.txt names.
+# Every target first brings .venv up to date with constraints.txt.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-# What tests drive beside Python, as Debian names it; tests/system_parts.py says which needs what.
+# Debian packages that tests need; tests/system_parts.py lists which test needs which.
 SYSTEM_PACKAGES := prometheus chromium
-# What a whole cluster needs beside them. Go, which builds its programs, is not in Debian 12.
+# Further packages for tests/cluster. Debian 12 does not have the Go that builds its programs.
 CLUSTER_PACKAGES := buildah conntrack containerd containernetworking-plugins debootstrap iproute2 iptables runc
 
 .PHONY: setup system-deps serve test test-fast lint demo bench soak reference-model dashboards clean \
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[engine,operator,dev]' -c constraints.txt
 	@touch $(STAMP)
 
-# Installs what is missing of these. Without them their tests are skipped, and fail in CI.
+# Installs missing packages. Without them the tests that need them are skipped, and fail in CI.
 system-deps:
 	@.ci/system-deps $(SYSTEM_PACKAGES) $(CLUSTER_PACKAGES)
 
@@ -54,7 +54,7 @@ test-fast: lint
 
 # The two images, with buildah, podman or docker.
 IMAGE_BUILDER ?= $(firstword $(foreach tool,buildah podman docker,$(if $(shell command -v $(tool)),$(tool))))
-# What the chart asks for.
+# The version that the chart uses.
 IMAGE_TAG ?= $(shell sed -n 's/^appVersion: *"*\([^"]*\)"*/\1/p' charts/kvreg/Chart.yaml)
 
 images:
@@ -80,11 +80,11 @@ bench: setup
 soak: setup
 	$(BIN)/python -m tests.soak $(ARGS)
 
-# Trains the bundled checkpoint anew; about an hour on two cores. No part of the tests.
+# Trains the bundled checkpoint again; about an hour on two cores. Not part of the tests.
 reference-model: setup
 	$(BIN)/python -m kvreg_training all $(ARGS)
 
-# Writes dashboards/generated anew; a test compares.
+# Regenerates dashboards/generated; a test compares.
 dashboards: setup
 	$(BIN)/python -m dashboards $(ARGS)
 
