@@ -23,6 +23,7 @@ from traces_bound import most_hit_tokens
 from traces_replay import COST, TraceSetup, replay_trace
 from traces_sessions import TraceFileError, TraceRequest, read_stream
 
+from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
 
 _PACES = (0.01, 1.0, 100.0)
@@ -106,7 +107,7 @@ def _read(options: argparse.Namespace, users: int) -> list[TraceRequest]:
         users=users,
         lanes=options.lanes,
         seed=options.seed,
-        max_context_tokens=min(options.max_context, min(options.pages) * 64),
+        max_context_tokens=min(options.max_context, min(options.pages) * PAGE_TOKENS),
         max_requests=options.max_requests,
     )
 

@@ -27,6 +27,7 @@ from scipy.sparse import coo_matrix
 from traces_replay import TraceSetup
 from traces_sessions import MAX_SAMPLED_TOKENS, TraceRequest
 
+from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import PAGE_TOKENS
 
 
@@ -36,7 +37,7 @@ class Interval:
 
     start: int
     end: int
-    scope: int
+    scope: Identity
     pages: int
 
 
@@ -50,21 +51,19 @@ def most_hit_tokens(stream: Sequence[TraceRequest], setup: TraceSetup) -> int:
     for index, one in enumerate(intervals):
         for request in range(one.start + 1, one.end):
             inside[request].append(index)
-    scopes = {one.prompt.identity: number for number, one in enumerate(reversed(stream))}
     for number, kept in enumerate(inside):
         if len(kept) > num_slots:
             program.limit(kept, num_slots)
         own = len(stream[number].prompt) // PAGE_TOKENS
-        program.limit_pages(kept, scopes[stream[number].prompt.identity], setup.num_pages - own)
+        program.limit_pages(kept, stream[number].prompt.identity, setup.num_pages - own)
     return int(program.solve())
 
 
 def find_intervals(stream: Sequence[TraceRequest]) -> list[Interval]:
     """Return all intervals between two requests whose prompts pass the same position."""
-    by_scope: dict[object, list[int]] = defaultdict(list)
+    by_scope: dict[Identity, list[int]] = defaultdict(list)
     for index, one in enumerate(stream):
         by_scope[one.prompt.identity].append(index)
-    scopes = {one.prompt.identity: number for number, one in enumerate(reversed(stream))}
     intervals: dict[tuple[int, int, int], Interval] = {}
     for identity, indices in by_scope.items():
         positions: set[tuple[bytes, int]] = set()
@@ -83,7 +82,7 @@ def find_intervals(stream: Sequence[TraceRequest]) -> list[Interval]:
                 start = last.get((digest, tokens))
                 if start is not None:
                     pages = tokens // PAGE_TOKENS
-                    one = Interval(start, index, scopes[identity], pages)
+                    one = Interval(start, index, identity, pages)
                     intervals[start, index, pages] = one
                 last[digest, tokens] = index
     return list(intervals.values())
@@ -112,9 +111,9 @@ class _Program:
         """Limit the sum of some variables."""
         self._add(dict.fromkeys(variables, 1.0), limit)
 
-    def limit_pages(self, kept: Sequence[int], own_scope: int, num_pages: int) -> None:
+    def limit_pages(self, kept: Sequence[int], own_scope: Identity, num_pages: int) -> None:
         """Limit the pages of kept intervals, except those of the request's own scope."""
-        by_scope: dict[int, list[int]] = defaultdict(list)
+        by_scope: dict[Identity, list[int]] = defaultdict(list)
         for index in kept:
             if self._intervals[index].scope != own_scope:
                 by_scope[self._intervals[index].scope].append(index)
