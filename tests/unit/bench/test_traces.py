@@ -91,6 +91,17 @@ def test_bound_falls_with_slots_and_with_pages(recording):
     assert most_hit_tokens(stream, TraceSetup(1, 8, 40, anchors=0)) < much
 
 
+def test_bound_does_not_keep_a_path_in_fractions_of_its_positions(tmp_path):
+    """Six sessions of 20 pages take turns, and beside a prompt there is room for one or two."""
+    requests = [[0.0, 0, 0, 64 * n, 20, "u", 1.0, 60.0, [[1, n]]] for n in range(20, 32)]
+    sessions = [
+        {"id": str(number), "tools": 0, "system": 0, "requests": requests} for number in range(6)
+    ]
+    stream = _read(_write(tmp_path / "six.jsonl.gz", sessions), users=6, max_context_tokens=2_048)
+    everything = most_hit_tokens(stream, TraceSetup(1, 60, 4_000))
+    assert most_hit_tokens(stream, TraceSetup(1, 60, 60)) < 0.5 * everything
+
+
 def test_single_session_reuses_every_prompt_that_it_extends(tmp_path):
     requests = [[0.0, 0, 0, 64 * n + 5, 20, "t", 1.0, 2.0, [[1, n]]] for n in range(4, 24)]
     path = _write(
