@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvreg_service.core.budget import GIB, KVDtype
+from kvreg_service.core.memory.budget import GIB, KVDtype
 from kvreg_service.core.labels import CurrentState
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.settings import Settings

@@ -14,8 +14,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from kvreg_service.api.app import create_app
-from kvreg_service.core.request import Request
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.options import EngineOptions

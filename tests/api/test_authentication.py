@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.settings import load_settings
 from kvreg_service.tenants import directory
 from kvreg_service.testing.fake_engine import FakeEngine, Gate, Script

@@ -14,7 +14,7 @@ from kvreg_service.api.errors import ERROR_TABLE
 from kvreg_service.api.openai import request as chat_request
 from kvreg_service.api.openai.request import ChatRequest
 from kvreg_service.core.labels import Attach, ReusePath
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.tenants.key_document import TenantTable, parse_keyring
 from kvreg_service.tenants.keyring import Tenant
 

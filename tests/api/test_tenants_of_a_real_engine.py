@@ -16,7 +16,7 @@ from tests.api.taught_engine import Taught
 
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.step import StepResult
+from kvreg_service.core.scheduling.step import StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.reference_model import REFERENCE_MODEL_PATH

@@ -16,15 +16,15 @@ from report import Section, Table
 from samples import Samples
 from torch import Tensor
 
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import EntryId, LaneId, PageId, RequestId, SequenceId
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.pages import PageCopy
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.memory.pages import PageCopy
 from kvreg_service.core.registry import Registry
 from kvreg_service.core.sequence import Checkpoint, Sequence
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import LanePreparation, SlotCopy, SlotSwap, StateMove, StepPlan
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.scheduling.step import LanePreparation, SlotCopy, SlotSwap, StateMove, StepPlan
 from kvreg_service.engine.loop.runner import ModelRunner
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.config import ModelConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from answer import Answer, Messages, decode_rate
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.request import Admission, CachePolicy
+from kvreg_service.core.requests.request import Admission, CachePolicy
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface.generation import (
     Finished,

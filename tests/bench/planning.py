@@ -17,15 +17,15 @@ from report import Section, Table, goal_text
 from samples import Samples
 
 from kvreg_service.core.admission import AdmissionPlanner, AdmissionRules
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import EntryId, RequestId, pages_for
 from kvreg_service.core.labels import ReusePath
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import CostPolicy
-from kvreg_service.core.request import Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 from kvreg_service.core.value import CostModel
 
 _LANES = (1, 8)

@@ -15,7 +15,7 @@ from policies_traffic import TrafficRequest
 
 from kvreg_service.core.anchors import aligned
 from kvreg_service.core.ids import PAGE_TOKENS
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.ids import PAGE_TOKENS, RequestId
 from kvreg_service.core.labels import Attach
 from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.request import CachePolicy, Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.requests.request import CachePolicy, Request
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 from kvreg_service.core.value import CostModel
 
 COST = CostModel(slot_bytes=76_972_032, page_bytes=64 * 16_896)

@@ -15,9 +15,9 @@ from enum import Enum
 from itertools import islice
 from random import Random
 
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Head
 
 MAX_PROMPT_TOKENS = 40_000
 """A longer session ends, as with clients that compact their history."""

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from traces_bound import most_hit_tokens
-from traces_replay import COST, TraceSetup, replay_trace
+from traces_replay import TraceSetup, replay_trace
 from traces_sessions import TraceFileError, TraceRequest, read_stream
 
 from kvreg_service.core.ids import PAGE_TOKENS
-from kvreg_service.core.policies import POLICY_NAMES, build_policy
+from kvreg_service.core.states.policies import POLICIES, find_policy
 
 _PACES = (0.01, 1.0, 100.0)
 
@@ -117,8 +117,7 @@ def _cell(
 ) -> TraceCell:
     hit_tokens = {
         policy: {
-            pace: replay_trace(stream, setup, build_policy(policy, COST), pace)
-            for pace in options.paces
+            pace: replay_trace(stream, setup, find_policy(policy), pace) for pace in options.paces
         }
         for policy in options.policies
     }
@@ -212,9 +211,9 @@ def _paces(text: str) -> list[float]:
 
 def _policies(text: str) -> list[str]:
     names = text.split(",")
-    unknown = set(names) - set(POLICY_NAMES)
+    unknown = set(names) - set(POLICIES)
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(sorted(unknown))}: not among {', '.join(POLICY_NAMES)}"
+            f"{', '.join(sorted(unknown))}: not among {', '.join(POLICIES)}"
         )
     return names

@@ -27,8 +27,8 @@ from scipy.sparse import coo_matrix
 from traces_replay import TraceSetup
 from traces_sessions import MAX_SAMPLED_TOKENS, TraceRequest
 
-from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import PAGE_TOKENS
+from kvreg_service.core.requests.identity import Identity
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,20 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies_replay import COST
 from traces_sessions import TraceRequest
 
 from kvreg_service.core import events
-from kvreg_service.core.admission import AdmissionRules
 from kvreg_service.core.ids import PAGE_TOKENS, RequestId
-from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.request import Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import StepResult
+from kvreg_service.core.labels import StateKind
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.requests.request import Request, ResumePoint
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.scheduling.step import StepResult
+from kvreg_service.core.states.cost import CostModel
+from kvreg_service.core.states.policies import EvictionPolicy
+
+# The shape of the 27B model at TP2: bytes of one state slot, and of one page of 64 tokens.
+COST = CostModel(slot_bytes=76_972_032, page_bytes=64 * 16_896)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class _TraceReplay:
             max_context_tokens=max_context_tokens,
             prefill_chunk_tokens=max_context_tokens,
         )
-        self._scheduler = Scheduler(limits, AdmissionRules(policy), COST)
+        self._scheduler = Scheduler(limits, policy, COST)
         self._answers: dict[RequestId, TraceRequest] = {}
         self._sampled: dict[RequestId, int] = {}
         self._ends: list[tuple[float, RequestId]] = []
@@ -91,8 +94,13 @@ class _TraceReplay:
                 prompt=one.prompt,
                 max_tokens=len(one.answer),
                 arrival_s=now_s,
-                boundary=len(one.prompt) - 1,
-                heads=one.heads,
+                resume_points=(
+                    ResumePoint(len(one.prompt) - 1, StateKind.TURN),
+                    *(
+                        ResumePoint(head.num_tokens, StateKind.HEAD, head.is_marked)
+                        for head in one.heads
+                    ),
+                ),
             )
         )
         # Step until the first token; prefill may take several steps because chunks end at heads.

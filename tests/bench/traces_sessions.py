@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import PAGE_TOKENS
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Head
 
 MAX_SAMPLED_TOKENS = PAGE_TOKENS - 1
 """An answer is replayed with fewer tokens than a page; no pages are allocated for the rest."""

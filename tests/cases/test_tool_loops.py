@@ -17,8 +17,8 @@ from tests.cases.profiles import WITH_REGISTRY, Profile, few_with_registry
 from tests.cases.server import MODEL, Message, Serve, Server
 from tests.cases.session import SLACK_TOKENS
 
-from kvreg_service.core.request import Request
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel
 from kvreg_service.engine.loop.runner import ModelRunner
 

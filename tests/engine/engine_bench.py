@@ -20,13 +20,13 @@ from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.prompt.boundary import Boundary
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.admission import AdmissionRules
-from kvreg_service.core.identity import Epoch
+from kvreg_service.core.requests.identity import Epoch
 from kvreg_service.core.labels import CurrentState, Tail
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import Admission, Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.requests.request import Admission, Request
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
-from kvreg_service.core.step import StepPlan, StepResult, Work
+from kvreg_service.core.scheduling.step import StepPlan, StepResult, Work
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.build import LoadedModel
 from kvreg_service.engine.engine import Engine, EngineParts

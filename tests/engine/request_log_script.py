@@ -14,10 +14,10 @@ from typing import Any
 from engine_bench import TIMEOUT_S, Hold
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.budget import MemoryPlan
+from kvreg_service.core.memory.budget import MemoryPlan
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.request import Admission, CachePolicy
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.requests.request import Admission, CachePolicy
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.interface.generation import GenerationRequest, Started, TextDelta
 from kvreg_service.engine.reservation import plan_cpu

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from engine_bench import Hold, token_prompt
 
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.requests.request import CachePolicy
 from kvreg_service.engine.interface.generation import TextDelta
 
 

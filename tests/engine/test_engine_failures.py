@@ -9,7 +9,7 @@ import torch
 from engine_bench import EngineBench, token_prompt
 
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 BOUNDARY = 90
 DRAWN = SamplingParams(temperature=1.0, seed=1)

@@ -22,7 +22,7 @@ from engine_bench import EngineBench, Hold, token_prompt
 from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core.errors import KvregError, RequestFailed
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.engine.interface.generation import GenerationRequest
 from kvreg_service.engine.loop import runner
 from kvreg_service.engine.output.delivery import Delivery

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvreg_service.core.budget import (
+from kvreg_service.core.memory.budget import (
     GIB,
     KVDtype,
     ModelShape,
@@ -14,7 +14,7 @@ from kvreg_service.core.budget import (
     kv_bytes_per_token,
     state_slot_bytes,
 )
-from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.engine.reservation import (
     GPU_ACTIVATION_BYTES,
     GpuProfile,

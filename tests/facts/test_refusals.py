@@ -8,7 +8,7 @@ import pytest
 
 from kvreg_service.core.errors import ConfigurationError, CurrentSlotDropped, DoesNotFit
 from kvreg_service.core.ids import EntryId
-from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.demo.run import BASE_OPTIONS
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.options import EngineOptions

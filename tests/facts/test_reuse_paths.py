@@ -9,7 +9,7 @@ import pytest
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import PromptBuilder
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.request import Admission
 from kvreg_service.demo.profile import KEEP, NO_ENTRY
 from kvreg_service.demo.run import BASE_OPTIONS
 from kvreg_service.engine.build import LoadedModel, build_engine

@@ -13,7 +13,7 @@ from seen import Seen
 
 from kvreg_service.core import events
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.request import Admission, Request
+from kvreg_service.core.requests.request import Admission, Request
 
 
 @dataclass(frozen=True)

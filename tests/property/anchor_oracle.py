@@ -7,8 +7,8 @@ from ranking import Profile, Ranking
 from seen import Seen
 
 from kvreg_service.core import events
-from kvreg_service.core.request import Request
-from kvreg_service.core.step import StepPlan, Work
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import StepPlan, Work
 
 
 class AnchorOracle:

@@ -14,9 +14,9 @@ from seen import Seen
 
 from kvreg_service.core import events
 from kvreg_service.core.labels import Attach, EvictionReason
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Admission, Request
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import Admission, Request
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 
 
 class Mirror:

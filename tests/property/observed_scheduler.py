@@ -29,12 +29,12 @@ from kvreg_service.core.errors import (
 )
 from kvreg_service.core.ids import AnchorId, RequestId, SequenceId
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.pages import PageState
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import StepPlan
+from kvreg_service.core.memory.pages import PageState
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.scheduling.step import StepPlan
 from kvreg_service.core.value import CostModel
 from kvreg_service.testing.fake_runner import FakeRunner, Prefix
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from event_mirror import Mirror
 from seen import Seen
 
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import SequenceId
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import EvictionPolicy
 from kvreg_service.core.sequence import Checkpoint, Sequence
 

@@ -10,13 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from observed_scheduler import COST, STOP_TOKENS, ObservedScheduler
 from ranking import Profile
 
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import CachePolicy, Head, Request
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import CachePolicy, Head, Request
 
 MAX_CONTEXT = 512
 CONTEXT_PAGES = MAX_CONTEXT // 64

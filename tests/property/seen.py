@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvreg_service.core.request import Request
+from kvreg_service.core.requests.request import Request
 
 
 @dataclass

@@ -12,7 +12,7 @@ from event_mirror import Mirror
 from ranking import Profile, Ranking
 from seen import Seen
 
-from kvreg_service.core.request import Request
+from kvreg_service.core.requests.request import Request
 
 
 class ShareOracle:

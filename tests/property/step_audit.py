@@ -5,10 +5,10 @@ from __future__ import annotations
 from event_mirror import Mirror
 
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId
-from kvreg_service.core.pages import PageState
-from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.memory.pages import PageState
+from kvreg_service.core.scheduling.scheduler import Scheduler
 from kvreg_service.core.sequence import Sequence
-from kvreg_service.core.step import StepPlan
+from kvreg_service.core.scheduling.step import StepPlan
 from kvreg_service.testing.fake_runner import FakeRunner
 
 Place = tuple[Sequence, LaneId | None, EntryId | None, AnchorId | None]

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from kvreg_service.core.errors import OutOfPages
 from kvreg_service.core.ids import PageId
-from kvreg_service.core.pages import PagePool, PageState
+from kvreg_service.core.memory.pages import PagePool, PageState
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.soak.judge import Judge
 from tests.soak.operations import ABORTS, LIMITED, TENANTS, Kind, Operation, Options
 
 from kvreg_service.core.errors import NotFound, PinRefused, SessionBusy
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.engine.interface.protocol import EngineProtocol
 
 MOST_CONVERSATIONS = 2

@@ -15,8 +15,8 @@ from tests.soak.operations import Options, Stage
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.request import Admission
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.request import Admission
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationRequest,

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.scheduling.scheduler import Scheduler
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.hybrid import HybridModel
 from kvreg_service.model.sampling import Sampler

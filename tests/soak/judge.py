@@ -13,7 +13,7 @@ from tests.soak.door import AbortedAt, Refusal, Reply, RequestSpec
 from tests.soak.faults import INJECTED
 
 from kvreg_service.core.labels import LaneState
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.engine.interface.generation import TokenReport
 from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 

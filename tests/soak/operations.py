@@ -12,7 +12,7 @@ from enum import Enum
 from random import Random
 from typing import Literal
 
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.requests.request import CachePolicy
 
 TENANTS = ("blue", "green")
 LIMITED = TENANTS[1]

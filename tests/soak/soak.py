@@ -23,7 +23,7 @@ from tests.soak.judge import Judge
 from tests.soak.operations import Operation, draw_operations, of_client
 
 from kvreg_service.chat.prompt.builder import PromptBuilder
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.requests.request import CachePolicy
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine

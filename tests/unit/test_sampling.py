@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvreg_service.core.errors import InvalidRequest, RequestFailed
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.model.sampling import Sampler, argmax_batch, token_logprobs
 
 _LOGITS = st.lists(st.floats(-20, 20), min_size=1, max_size=12)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvreg_service.core.errors import CheckpointError
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.model.generation_config import read_sampling_defaults
 
 

@@ -16,7 +16,7 @@ from kvreg_service.api.openapi import install_openapi
 from kvreg_service.api.ops import router as ops
 from kvreg_service.api.ops.draining import CloseWhileDraining
 from kvreg_service.api.ops.refusals import Refusals
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.engine.interface.protocol import EngineProtocol
 from kvreg_service.settings import Settings
 from kvreg_service.telemetry.metrics.metrics import Metrics

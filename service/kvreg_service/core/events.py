@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
+from kvreg_service.core.ids import LaneId, RequestId, SessionId, StateId
 from kvreg_service.core.labels import (
-    CheckpointKind,
     EvictionReason,
     FinishReason,
     Outcome,
     ReusePath,
+    StateKind,
 )
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.request import Admission
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,26 @@ class Admitted(Event):
 
 @dataclass(frozen=True)
 class Detached(Event):
-    """A displaced sequence was moved from a lane to an entry."""
+    """The lane of a session at rest was taken by a request of another one.
 
-    sequence_id: SequenceId
+    ``num_states`` of its states are still kept, with ``held_bytes`` that nothing else holds.
+    """
+
+    session_id: SessionId
     lane: LaneId
-    entry: EntryId
+    num_states: int
     held_bytes: int
 
 
 @dataclass(frozen=True)
 class Attached(Event):
-    """A kept sequence was moved from an entry to a lane."""
+    """A request resumed a state of a session that was not the last one on its lane."""
 
     request_id: RequestId
-    sequence_id: SequenceId
-    entry: EntryId
+    session_id: SessionId
+    """The session of the state, which is not that of the request if it is a shared one."""
     lane: LaneId
     path: ReusePath
-    is_exchange: bool
 
 
 @dataclass(frozen=True)
@@ -61,59 +63,40 @@ class ReuseFailed(Event):
 
 
 @dataclass(frozen=True)
-class Forked(Event):
-    """A copy of the reused sequence was kept before the request continues it."""
+class StateKept(Event):
+    """A state was captured on the way of a prompt, or is the end of an answer."""
 
-    sequence_id: SequenceId
-    origin_id: SequenceId
-    entry: EntryId
-    held_bytes: int
-
-
-@dataclass(frozen=True)
-class Evicted(Event):
-    """A kept sequence was evicted."""
-
-    sequence_id: SequenceId
-    entry: EntryId | None
-    lane: LaneId | None
-    anchor: AnchorId | None
-    reason: EvictionReason
-    tenant: str
-    tokens: int
-    held_bytes: int
-
-
-@dataclass(frozen=True)
-class CheckpointCaptured(Event):
-    """A lane's state was copied at the boundary."""
-
+    state_id: StateId
+    session_id: SessionId
     request_id: RequestId
-    position: int
-    kind: CheckpointKind
-
-
-@dataclass(frozen=True)
-class AnchorCaptured(Event):
-    """A lane's state was copied to an anchor place, at the end of a head."""
-
-    request_id: RequestId
-    sequence_id: SequenceId
-    anchor: AnchorId
+    kind: StateKind
     position: int
     is_marked: bool
 
 
 @dataclass(frozen=True)
-class PinEnded(Event):
-    """A pin was removed because it left too little for others: its sequence grew, or a quota."""
+class Evicted(Event):
+    """A kept state was freed. ``freed_bytes`` are those of its slot and of pages of its own."""
 
-    sequence_id: SequenceId
+    state_id: StateId
+    session_id: SessionId
+    kind: StateKind
+    reason: EvictionReason
+    tenant: str
+    tokens: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
+class PinEnded(Event):
+    """A pin was removed because it left too little for others: its session grew, or a quota."""
+
+    session_id: SessionId
 
 
 @dataclass(frozen=True)
 class UpkeepFailed(Event):
-    """Bookkeeping that belongs to no request failed; a kept sequence may be lost."""
+    """Bookkeeping that belongs to no request failed; a kept state may be lost."""
 
     error: KvregError
 

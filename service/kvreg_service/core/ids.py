@@ -3,11 +3,10 @@
 from typing import NewType
 
 LaneId = NewType("LaneId", int)
-EntryId = NewType("EntryId", int)
-AnchorId = NewType("AnchorId", int)
 SlotId = NewType("SlotId", int)
 PageId = NewType("PageId", int)
-SequenceId = NewType("SequenceId", int)
+StateId = NewType("StateId", int)
+SessionId = NewType("SessionId", int)
 RequestId = NewType("RequestId", str)
 
 PAGE_TOKENS = 64

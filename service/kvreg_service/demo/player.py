@@ -12,7 +12,7 @@ from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.errors import InvariantBroken
 from kvreg_service.core.labels import Attach, ReusePath
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.request import Admission
 from kvreg_service.demo.story import AnswerTo, Message, Step, Story
 from kvreg_service.engine.interface.generation import (
     Finished,

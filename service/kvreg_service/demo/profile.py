@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvreg_service.core.labels import CurrentState
-from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.engine.options import EngineOptions
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvreg_service.core.budget import GIB
+from kvreg_service.core.memory.budget import GIB
 from kvreg_service.core.labels import CurrentState
 from kvreg_service.demo.verdict import Play
 

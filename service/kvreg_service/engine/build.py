@@ -12,12 +12,12 @@ from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core.admission import AdmissionRules
-from kvreg_service.core.budget import KVDtype, MemoryPlan
+from kvreg_service.core.memory.budget import KVDtype, MemoryPlan
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.identity import Epoch
+from kvreg_service.core.requests.identity import Epoch
 from kvreg_service.core.labels import CurrentState
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.engine import Engine, EngineParts
 from kvreg_service.engine.interface.observer import Observer

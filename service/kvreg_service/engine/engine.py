@@ -22,14 +22,14 @@ from kvreg_service.core.errors import (
     InvalidRequest,
     SessionNotFound,
 )
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import RequestId, SequenceId
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Request
-from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.scheduler import Scheduler
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.interface.generation import GenerationEvent, GenerationRequest
 from kvreg_service.engine.interface.observer import Observer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvreg_service.core.budget import KVDtype
+from kvreg_service.core.memory.budget import KVDtype
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.memory.slots import SlotLayout
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvreg_service.core.budget import (
+from kvreg_service.core.memory.budget import (
     KVDtype,
     MemoryDemand,
     MemoryPlan,
@@ -19,7 +19,7 @@ from kvreg_service.core.budget import (
     weight_bytes,
 )
 from kvreg_service.core.ids import PAGE_TOKENS
-from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.model.config import ModelConfig
 

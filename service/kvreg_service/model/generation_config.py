@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from kvreg_service.core.errors import CheckpointError
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvreg_service.core.errors import InvalidRequest, RequestFailed
-from kvreg_service.core.sampling_params import SamplingParams, TokenLogprobs
+from kvreg_service.core.requests.sampling_params import SamplingParams, TokenLogprobs
 
 _NOTHING_FINITE = "the model gave no finite logit to sample from"
 

@@ -17,7 +17,7 @@ from typing import cast
 from pydantic import SecretStr
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.tenants.key_document import DocumentForm, parse_keyring
 from kvreg_service.tenants.keyring import KEYLESS_TENANT, Keyring, Tenant
 

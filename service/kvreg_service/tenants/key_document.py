@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.tenants.keyring import Keyring, Tenant, digest_of
 
 DocumentForm = Literal["json", "toml"]

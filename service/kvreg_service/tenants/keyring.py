@@ -7,8 +7,8 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvreg_service.core.identity import DEFAULT_TENANT
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
+from kvreg_service.core.states.quota import Quota
 
 
 @dataclass(frozen=True)

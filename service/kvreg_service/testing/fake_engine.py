@@ -15,7 +15,6 @@ from kvreg_service.core.errors import (
     Overloaded,
     SessionNotFound,
 )
-from kvreg_service.core.identity import DEFAULT_TENANT
 from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import (
     Attach,
@@ -26,8 +25,9 @@ from kvreg_service.core.labels import (
     Outcome,
     ReusePath,
 )
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
+from kvreg_service.core.requests.request import Admission
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationEvent,

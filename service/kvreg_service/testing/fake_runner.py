@@ -13,9 +13,9 @@ from itertools import accumulate
 
 from kvreg_service.core.errors import InvariantBroken, KvregError
 from kvreg_service.core.ids import PAGE_TOKENS, PageId, RequestId, SlotId, pages_for
-from kvreg_service.core.pages import PageCopy
-from kvreg_service.core.request import Request
-from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
+from kvreg_service.core.memory.pages import PageCopy
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import SlotCopy, StateMove, StepPlan, StepResult, Work
 
 Prefix = tuple[int, ...]
 
@@ -107,9 +107,6 @@ class FakeRunner:
         match move:
             case SlotCopy(src, dst):
                 self._slots[dst] = self._slots[src]
-            case SlotSwap(first, second):
-                slots = self._slots
-                slots[first], slots[second] = slots[second], slots[first]
             case PageCopy(src, dst):
                 self._pages[dst] = list(self._pages[src])
 
@@ -117,8 +114,6 @@ class FakeRunner:
         match move:
             case SlotCopy(_, dst):
                 self._slots[dst] = None
-            case SlotSwap(first, second):
-                self._slots[first] = self._slots[second] = None
             case PageCopy(_, dst):
                 self._pages[dst] = [None] * PAGE_TOKENS
 

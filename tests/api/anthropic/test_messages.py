@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from kvreg_service.core.labels import Attach, FinishReason, ReusePath
-from kvreg_service.core.request import CachePolicy
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.request import CachePolicy
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.testing.fake_engine import FakeEngine, Script
 from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder
 

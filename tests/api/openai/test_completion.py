@@ -10,8 +10,8 @@ import pytest
 from kvreg_service.api.app import create_app
 from kvreg_service.core.errors import InvalidRequest
 from kvreg_service.core.labels import Attach, FinishReason, ReusePath
-from kvreg_service.core.request import CachePolicy
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.request import CachePolicy
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.settings import Settings
 from kvreg_service.testing.fake_engine import FakeEngine, Script
 from kvreg_service.testing.fake_prompt_builder import FakePromptBuilder

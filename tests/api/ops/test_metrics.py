@@ -20,7 +20,7 @@ from kvreg_service.api.app import create_app
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core import errors
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.interface.generation import GenerationRequest

@@ -12,10 +12,10 @@ from policies_bound import Interval, find_opportunities, most_gain, pack
 from policies_replay import COST, Setup, replay
 from policies_traffic import Kind, TrafficRequest
 
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 _IDENTITY = Identity(b"epoch", "tenant")
 _ANSWER_TOKENS = 3

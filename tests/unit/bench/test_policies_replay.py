@@ -8,10 +8,10 @@ from policies_bound import find_opportunities
 from policies_replay import COST, Setup, replay
 from policies_traffic import Kind, TrafficRequest
 
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 _ANSWER = array("i", (1, 2, 3))
 

@@ -11,15 +11,15 @@ import pytest
 from kvreg_service.core import events
 from kvreg_service.core.admission import AdmissionPlan, AdmissionPlanner, AdmissionRules
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import build_policy
-from kvreg_service.core.request import Admission, CachePolicy, Request
-from kvreg_service.core.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.requests.request import Admission, CachePolicy, Request
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.sequence import Sequence as KeptSequence
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import StepPlan
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.scheduling.step import StepPlan
 from kvreg_service.core.value import CostModel
 from kvreg_service.testing.fake_runner import FakeRunner, Prefix
 

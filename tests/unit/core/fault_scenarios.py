@@ -18,8 +18,8 @@ from kvreg_service.core.events import (
     Forked,
 )
 from kvreg_service.core.labels import Attach, EvictionReason
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Head
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import Head
 
 
 def _text(number: int, length: int = 150) -> list[int]:

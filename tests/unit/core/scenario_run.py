@@ -15,7 +15,7 @@ from tests.unit.core.fault_scenarios import Scenario
 from tests.unit.core.faults import Faults, InjectedFault
 
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 
 TENANT = "tenant"
 MAX_CALLS = 400

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.request import Head
 
 THEIRS = Identity(b"epoch", "theirs")
 HEAD_TOKENS = 200

@@ -23,7 +23,7 @@ from kvreg_service.core.events import (
     ReuseFailed,
 )
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 # Immutability.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import PinRefused
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import Head
 
 THEIRS = Identity(b"epoch", "theirs")
 HEAD_TOKENS = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 HEAD_TOKENS = 192
 BOUNDARY = 100

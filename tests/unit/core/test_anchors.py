@@ -18,7 +18,7 @@ from tests.unit.core.shared_heads import (
 from kvreg_service.core.anchors import aligned
 from kvreg_service.core.events import AnchorCaptured, Evicted
 from kvreg_service.core.labels import Attach, EvictionReason, ReusePath
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 # Matching.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvreg_service.core.eviction import EvictionOrder
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import SequenceId, pages_for
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import CostPolicy, build_policy
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.value import CostModel
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import InvariantBroken, KvregError
-from kvreg_service.core.pages import PageCopy
-from kvreg_service.core.sampling_params import SamplingParams
-from kvreg_service.core.step import LanePreparation, SlotCopy, SlotSwap, StepPlan, Work
+from kvreg_service.core.memory.pages import PageCopy
+from kvreg_service.core.requests.sampling_params import SamplingParams
+from kvreg_service.core.scheduling.step import LanePreparation, SlotCopy, SlotSwap, StepPlan, Work
 from kvreg_service.testing.fake_runner import FakeRunner
 
 

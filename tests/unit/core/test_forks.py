@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.events import Evicted, Forked
-from kvreg_service.core.pages import PageState
+from kvreg_service.core.memory.pages import PageState
 
 HISTORY = list(range(100, 300))
 TURN = [*HISTORY, 1, 2, 3]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvreg_service.core.identity import Epoch, Identity
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.identity import Epoch, Identity
+from kvreg_service.core.requests.ledger import TokenLedger
 
 IDENTITY = Identity(b"epoch", "tenant")
 EPOCH = Epoch("weights", "tokenizer", "template", "fp16", "default", "none", 2)

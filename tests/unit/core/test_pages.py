@@ -6,7 +6,7 @@ import pytest
 
 from kvreg_service.core.errors import InvariantBroken, OutOfPages
 from kvreg_service.core.ids import pages_for
-from kvreg_service.core.pages import PageCopy, PagePool, PageState
+from kvreg_service.core.memory.pages import PageCopy, PagePool, PageState
 
 
 def _snapshot(pool: PagePool) -> list[object]:

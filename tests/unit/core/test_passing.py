@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from kvreg_service.core.events import Admitted, Finished
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 
 POOL = {"num_pages": 12, "max_context_tokens": 512}
 PAGE = 64

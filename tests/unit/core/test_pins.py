@@ -6,9 +6,9 @@ import pytest
 
 from kvreg_service.core.errors import PinRefused, SessionBusy, SessionNotFound
 from kvreg_service.core.events import Evicted, Finished, PinEnded
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 
 SHORT, LONG = 70, 400
 THEIRS = Identity(b"epoch", "theirs")

@@ -6,10 +6,10 @@ import pytest
 
 from kvreg_service.core.events import Evicted
 from kvreg_service.core.eviction import EvictionOrder
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import SequenceId, pages_for
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, LFUPolicy, SLRUPolicy, build_policy
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.value import CostModel

@@ -56,4 +56,4 @@ def test_importing_the_core_loads_no_forbidden_module():
 
 
 def test_the_check_imports_the_modules_of_the_core():
-    assert {"kvreg_service.core.scheduler", "kvreg_service.core.pages"} <= _loaded_by_core()
+    assert {"kvreg_service.core.scheduling.scheduler", "kvreg_service.core.memory.pages"} <= _loaded_by_core()

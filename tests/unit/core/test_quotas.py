@@ -6,10 +6,10 @@ import pytest
 
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.events import Admitted, Evicted, Finished, Forked
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.quota import Quota
-from kvreg_service.core.request import Head
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.requests.request import Head
 
 SHORT, LONG = 70, 400
 A, B, OTHER = (Identity(b"epoch", name) for name in ("a", "b", "other"))

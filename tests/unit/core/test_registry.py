@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import InvariantBroken, NotFound
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import EntryId, LaneId, SequenceId
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.registry import Registry
 from kvreg_service.core.sequence import Checkpoint, Sequence
-from kvreg_service.core.slots import SlotLayout
-from kvreg_service.core.step import SlotCopy, SlotSwap
+from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.scheduling.step import SlotCopy, SlotSwap
 
 LANE, ENTRY = LaneId(1), EntryId(1)
 # Two lanes, two entries: current 0 1, checkpoint 2 3, then the entries.

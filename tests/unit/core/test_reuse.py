@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.labels import Attach, CheckpointKind, ReusePath
 
 TEXT = list(range(100, 400))

@@ -8,7 +8,7 @@ import pytest
 
 from kvreg_service.core.errors import ConfigurationError, CurrentSlotDropped, InvariantBroken
 from kvreg_service.core.ids import EntryId, LaneId
-from kvreg_service.core.slots import SlotLayout
+from kvreg_service.core.memory.slots import SlotLayout
 
 PROFILES = [
     (lanes, entries, keep)

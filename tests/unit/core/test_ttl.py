@@ -6,7 +6,7 @@ import pytest
 
 from kvreg_service.core.events import Cancelled, Evicted
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 TURN = [*range(150), 7]
 

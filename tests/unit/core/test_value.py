@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import SequenceId, pages_for
 from kvreg_service.core.labels import CheckpointKind
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.policies import POLICY_NAMES, build_policy
 from kvreg_service.core.sequence import Checkpoint, Sequence
 from kvreg_service.core.value import CostModel

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import Admission, CachePolicy
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Admission, CachePolicy
 from kvreg_service.engine.interface.record import RequestRecord
 
 SECRET = "tenant-of-secrets"

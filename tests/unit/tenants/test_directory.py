@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.tenants.directory import POLL_INTERVAL_S, KeySource, TenantDirectory
 
 

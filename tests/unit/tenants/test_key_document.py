@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.tenants.key_document import parse_keyring
 from kvreg_service.tenants.keyring import Keyring
 

@@ -27,7 +27,7 @@ from kvreg_service.api.body.sampling_fields import SamplingFields
 from kvreg_service.api.body.stop_strings import MAX_STOP_STRINGS, StopString
 from kvreg_service.api.generation.params import GenerationParams
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 # Accepted without effect. The top-level `cache_control` requests what is the default: to keep the
 # whole conversation.

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from kvreg_service.api.body.extension_headers import MAX_PRIORITY, MAX_TTL_S, ExtensionHeaders
 from kvreg_service.api.body.request_body import RequestBody, unsupported
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.request import CachePolicy
+from kvreg_service.core.requests.request import CachePolicy
 
 # Anthropic's limit. Each mark costs one more tokenisation of the conversation up to it.
 MAX_MARKS = 4

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from kvreg_service.api.body.request_body import RequestBody, unsupported
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 _MAX_BIASED_TOKENS = 1024
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvreg_service.api.body.served_model import ServedModel
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.core.errors import InvalidRequest
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 from kvreg_service.engine.interface.protocol import EngineProtocol
 
 if TYPE_CHECKING:

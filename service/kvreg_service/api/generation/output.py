@@ -15,7 +15,7 @@ from kvreg_service.chat.echo.generated_texts import GeneratedAnswer
 from kvreg_service.chat.output.reasoning import Kind, ReasoningSplitter
 from kvreg_service.chat.tool_calls.parser import Part, ToolCallParser
 from kvreg_service.chat.tool_calls.tool_call import ToolCall
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.request import Admission
 from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationEvent,

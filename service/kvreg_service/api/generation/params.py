@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.request import CachePolicy
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.request import CachePolicy
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

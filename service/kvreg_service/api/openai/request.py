@@ -21,7 +21,7 @@ from kvreg_service.api.body.stop_strings import MAX_STOP_STRINGS, StopString
 from kvreg_service.api.generation.params import GenerationParams
 from kvreg_service.api.openai.messages import ChatMessage
 from kvreg_service.chat.conversation import Conversation
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 # Accepted without effect: bookkeeping, hints and routing of a cloud service.
 IGNORED_FIELDS = (

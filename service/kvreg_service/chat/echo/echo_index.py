@@ -21,7 +21,7 @@ from hashlib import blake2b
 
 from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
-from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
 
 # Answers that differ from the tokenizer's encoding are rare; this holds thousands of them.
 MAX_ECHO_TOKENS = 1 << 20

@@ -17,7 +17,7 @@ from kvreg_service.chat.prompt.boundary import ANSWERS, QUESTIONS
 from kvreg_service.chat.prompt.common_prefix import common_prefix_len
 from kvreg_service.chat.prompt.encoded_text import EncodedText
 from kvreg_service.core.errors import InvalidRequest
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 # The number of `cache_control` marks that Anthropic allows; each costs two renderings.
 MAX_MARKED_HEADS = 4

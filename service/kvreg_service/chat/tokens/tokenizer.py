@@ -21,7 +21,7 @@ import tokenizers  # type: ignore[import-untyped]
 
 from kvreg_service.chat.tokens.fair_share_cache import FairShareCache
 from kvreg_service.core.errors import CheckpointError
-from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
 
 # About twenty conversations of 200,000 tokens; the ids take about as many bytes as the text.
 MAX_CACHED_CHARACTERS = 1 << 24

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvreg_service.core.identity import DEFAULT_TENANT
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
 from kvreg_service.core.labels import FinishReason
-from kvreg_service.core.request import Admission, CachePolicy
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.requests.request import Admission, CachePolicy
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from kvreg_service.chat.prompt.builder import ChatPrompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
-from kvreg_service.core.quota import Quota
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.engine.interface.generation import GenerationEvent, GenerationRequest
 from kvreg_service.engine.interface.profile import FitReport
 from kvreg_service.engine.interface.snapshot import RegistrySnapshot

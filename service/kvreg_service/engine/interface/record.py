@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvreg_service.core.labels import CheckpointKind, FinishReason, Outcome, Tail
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import Admission, CachePolicy
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Admission, CachePolicy
 
 
 @dataclass(frozen=True)

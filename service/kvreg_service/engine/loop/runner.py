@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvreg_service.core.errors import CheckpointError, wrap_failure
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.pages import PageCopy
-from kvreg_service.core.request import Request
-from kvreg_service.core.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
+from kvreg_service.core.memory.pages import PageCopy
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.hybrid import HybridModel
 from kvreg_service.model.sampling import Sampler, argmax_batch, token_logprobs

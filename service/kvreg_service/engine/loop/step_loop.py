@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from kvreg_service.core.errors import Conflict, EngineDown, KvregError
 from kvreg_service.core.events import Event
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.scheduler import Scheduler
-from kvreg_service.core.step import StepPlan, StepResult
+from kvreg_service.core.scheduling.scheduler import Scheduler
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
 from kvreg_service.engine.loop.runner import Runner
 from kvreg_service.engine.output.processor import OutputProcessor
 from kvreg_service.engine.output.stream import OutputStream

@@ -16,8 +16,8 @@ from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError, wrap_failure
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.request import Request
-from kvreg_service.core.step import StepResult
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import StepResult
 from kvreg_service.engine.interface.generation import GenerationRequest
 from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.engine.output.delivery import Delivery

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.request import Admission, Request
-from kvreg_service.core.sampling_params import TokenLogprobs
+from kvreg_service.core.requests.request import Admission, Request
+from kvreg_service.core.requests.sampling_params import TokenLogprobs
 from kvreg_service.engine.interface.generation import (
     Finished,
     GenerationEvent,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from kvreg_service.core.ids import AnchorId, EntryId
 from kvreg_service.core.labels import EntryState, LaneState
-from kvreg_service.core.lane import Lane
+from kvreg_service.core.scheduling.lane import Lane
 from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.scheduler import Scheduler
+from kvreg_service.core.scheduling.scheduler import Scheduler
 from kvreg_service.core.sequence import Sequence
 from kvreg_service.core.value import CostModel
 from kvreg_service.engine.interface.profile import EffectiveProfile

@@ -14,10 +14,11 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from kvreg_service.core import errors, events
+from kvreg_service.core import errors
+from kvreg_service.core import events
 from kvreg_service.core.events import Event
 from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.request import Admission
 from kvreg_service.engine.interface.protocol import EngineProtocol
 from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.metrics.engine_gauges import EngineGauges

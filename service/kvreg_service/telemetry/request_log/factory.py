@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from importlib.metadata import version
 
-from kvreg_service.core.budget import MemoryPlan
+from kvreg_service.core.memory.budget import MemoryPlan
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.settings import Settings
 from kvreg_service.telemetry.request_log.lines import EngineFacts

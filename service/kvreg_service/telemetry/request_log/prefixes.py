@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kvreg_service.core.ids import PAGE_TOKENS
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 
 MAX_MARKS = 65_536

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvreg_service.core.labels import Outcome
-from kvreg_service.core.request import Admission
+from kvreg_service.core.requests.request import Admission
 from kvreg_service.engine.interface.record import RequestRecord
 
 # The last release of the conventions that contains those for generative AI. They have moved to a

@@ -18,7 +18,7 @@ from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.chat.tool_calls.parser import parse_answer
-from kvreg_service.core.request import Head
+from kvreg_service.core.requests.request import Head
 
 BuilderOf = Callable[[str], PromptBuilder]
 TemplateOf = Callable[[str], ChatTemplate]

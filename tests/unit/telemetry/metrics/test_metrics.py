@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.telemetry.ended_requests import FINISHED
 
-from kvreg_service.core import errors, events
+from kvreg_service.core import errors
+from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
 from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
 from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail

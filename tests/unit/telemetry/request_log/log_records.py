@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvreg_service.core.identity import Identity
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import LaneId, SequenceId
 from kvreg_service.core.labels import Attach, CurrentState, FinishReason, Outcome, ReusePath, Tail
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.request import Admission, CachePolicy
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Admission, CachePolicy
 from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.lines import EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, LogLoss, RequestLog

@@ -15,8 +15,8 @@ from tests.unit.telemetry.request_log.invented_ledgers import InventedLedgers
 from tests.unit.telemetry.request_log.log_reading import PAGE, Line, PrefixReader, read_lines
 from tests.unit.telemetry.request_log.log_records import record, write_log
 
-from kvreg_service.core.identity import Identity
-from kvreg_service.core.ledger import TokenLedger
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.prefixes import FileContents, MarkTable

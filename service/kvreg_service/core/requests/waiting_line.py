@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kvreg_service.core.errors import Overloaded, QueueTimeout
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.request import Request
+from kvreg_service.core.requests.request import Request
 
 RETRY_AFTER_S = 1.0
 """When to retry after a full queue; lanes come free within seconds."""

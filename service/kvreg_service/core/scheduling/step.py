@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.ids import LaneId, PageId, RequestId, SequenceId, SlotId
-from kvreg_service.core.pages import PageCopy
-from kvreg_service.core.sampling_params import SamplingParams, TokenLogprobs
+from kvreg_service.core.ids import LaneId, PageId, RequestId, SessionId, SlotId
+from kvreg_service.core.memory.pages import PageCopy
+from kvreg_service.core.requests.sampling_params import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,7 @@ class SlotCopy:
     dst: SlotId
 
 
-@dataclass(frozen=True)
-class SlotSwap:
-    """The states in ``first`` and ``second`` are exchanged."""
-
-    first: SlotId
-    second: SlotId
-
-
-StateMove = SlotCopy | SlotSwap | PageCopy
+StateMove = SlotCopy | PageCopy
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Work:
     """
 
     request_id: RequestId
-    sequence_id: SequenceId
+    session_id: SessionId
     lane: LaneId
     slot: SlotId
     start: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvreg_service.core.ids import LaneId, RequestId, SequenceId
-from kvreg_service.core.labels import Attach, CheckpointKind, ReusePath
-from kvreg_service.core.ledger import TokenLedger
-from kvreg_service.core.sampling_params import SamplingParams
+from kvreg_service.core.ids import LaneId, RequestId, SessionId
+from kvreg_service.core.labels import Attach, ReusePath, StateKind
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class CachePolicy:
     """How one request may use the cache, as its client set it.
 
     Without ``retain`` nothing of the request is kept when it ends. Without ``may_reuse`` the whole
-    prompt is computed, whatever is kept. ``priority`` and ``ttl_s`` go to the sequence that is
-    kept: the ``priority`` eviction policy evicts lower numbers first, and after ``ttl_s`` seconds
-    at rest the sequence expires; None means no limit.
+    prompt is computed, whatever is kept. ``priority`` and ``ttl_s`` go to the session: the
+    ``priority`` eviction policy frees lower numbers first, and after ``ttl_s`` seconds at rest all
+    states of the session expire; None means no limit.
     """
 
     retain: bool = True
@@ -38,11 +38,23 @@ class Head:
 
 
 @dataclass(frozen=True)
+class ResumePoint:
+    """A position of a prompt, in tokens, at which a later prompt is expected to resume.
+
+    ``is_marked`` says that the client marked it.
+    """
+
+    position: int
+    kind: StateKind
+    is_marked: bool = False
+
+
+@dataclass(frozen=True)
 class Request:
     """Immutable from arrival to its terminal event.
 
-    ``boundary`` is the token position at which the checkpoint is captured, or None. ``heads`` may
-    become anchors, the shortest first.
+    ``resume_points`` may be in any order. Those inside of the prompt are captured when prefill
+    passes them, as far as they are worth a slot.
     """
 
     request_id: RequestId
@@ -50,10 +62,8 @@ class Request:
     max_tokens: int
     arrival_s: float
     stop_token_ids: frozenset[int] = frozenset()
-    boundary: int | None = None
-    boundary_kind: CheckpointKind = CheckpointKind.TURN
+    resume_points: tuple[ResumePoint, ...] = ()
     cache_policy: CachePolicy = field(default_factory=CachePolicy)
-    heads: tuple[Head, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @property
@@ -71,14 +81,14 @@ class Request:
 class Admission:
     """How a request got its lane, and what it reuses there.
 
-    ``diverged_at`` is set on a full reset: the longest prefix, in tokens, that any kept sequence
-    shares with the prompt; None when nothing was kept. ``regret_tokens`` are computed again only
-    because the current state of the reused sequence was dropped. ``gap_s`` is how long the reused
-    sequence was at rest; None when nothing was reused.
+    ``diverged_at`` is set on a full reset: the longest prefix, in tokens, that any kept path shares
+    with the prompt; None when nothing was kept. ``regret_tokens`` are computed again only because a
+    frontier state was dropped with its session's lane. ``gap_s`` is how long the resumed state was
+    at rest; None when nothing was reused.
     """
 
     lane: LaneId
-    sequence_id: SequenceId
+    session_id: SessionId
     prompt_tokens: int
     cached_tokens: int
     reuse_path: ReusePath

@@ -6,12 +6,33 @@ import hashlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import takewhile
 
-from kvreg_service.core.identity import Identity
 from kvreg_service.core.ids import PAGE_TOKENS
+from kvreg_service.core.requests.identity import Identity
 
 _COMPARE_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class PrefixKey:
+    """A prefix without its tokens: the digest of its whole pages, and the tokens after them.
+
+    The digest covers the identity.
+    """
+
+    position: int
+    digest: bytes
+    tail: bytes
+
+    def is_prefix_of(self, ledger: TokenLedger) -> bool:
+        """Return whether a ledger begins with the prefix, as far as digests tell."""
+        return (
+            self.position <= len(ledger)
+            and ledger.digest_before(self.position) == self.digest
+            and ledger.tail_before(self.position) == self.tail
+        )
 
 
 class TokenLedger:
@@ -56,6 +77,14 @@ class TokenLedger:
         """Return the digest of the whole pages before ``position``."""
         whole = position // PAGE_TOKENS
         return self._digests[whole - 1] if whole else self._root
+
+    def tail_before(self, position: int) -> bytes:
+        """Return the tokens between the last whole page before ``position`` and it."""
+        return self.tokens[position // PAGE_TOKENS * PAGE_TOKENS : position].tobytes()
+
+    def prefix_key(self, position: int) -> PrefixKey:
+        """Return the key of the first ``position`` tokens."""
+        return PrefixKey(position, self.digest_before(position), self.tail_before(position))
 
     def may_start_with(self, other: TokenLedger, num_tokens: int) -> bool:
         """Return False if the first ``num_tokens`` tokens certainly differ. Constant time."""

@@ -1,0 +1,1 @@
+"""Bytes, pages and state slots."""

@@ -1,0 +1,1 @@
+"""What clients ask for: tokens, limits, and how the cache may be used."""

@@ -1,0 +1,1 @@
+"""From a queue of requests to the plan of each step."""
