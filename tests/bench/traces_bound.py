@@ -5,10 +5,11 @@ Owns the linear program. Its relaxations, so that its optimum is never below the
 - A *position* is where two prompts of one scope diverge, or where one of them ends; resuming
   anywhere else never reuses more. It may be kept, also fractionally, from one request whose prompt
   passes it to the next such request, and a request reuses at most one position.
-- While a request runs, the positions kept for later requests use at most all state slots except the
-  one that the request itself writes.
-- Their pages and those of its prompt fit the pool. Positions of one scope are counted as if they
-  all lay on the longest kept path of it, so pages that only a branch holds cost nothing.
+- When a request starts, the positions kept for later requests use at most all state slots except
+  those that it and the requests still running write.
+- Their pages and those of the running prompts fit the pool. Of one scope, only the request counts
+  for which most is kept, as if what is kept for the others lay on the same path; a scope that runs
+  needs no more than its prompt.
 
 Source: the relaxation of caching to a linear program over intervals between uses, as in Berger,
 Beckmann and Harchol-Balter, "Practical bounds on optimal caching with variable object sizes",
@@ -18,7 +19,7 @@ POMACS 2(2), 2018.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,6 @@ class Interval:
 def most_hit_tokens(stream: Sequence[TraceRequest], setup: TraceSetup) -> int:
     """Return the most prompt tokens of the stream that can be reused."""
     intervals = find_intervals(stream)
-    num_slots = setup.layout.num_slots - 1
     program = _Program(intervals)
     program.limit_gains()
     inside: list[list[int]] = [[] for _ in stream]
@@ -52,11 +52,19 @@ def most_hit_tokens(stream: Sequence[TraceRequest], setup: TraceSetup) -> int:
         for request in range(one.start + 1, one.end):
             inside[request].append(index)
     for number, kept in enumerate(inside):
+        running = _running_at(stream, number)
+        num_slots = setup.layout.num_slots - len(running)
         if len(kept) > num_slots:
             program.limit(kept, num_slots)
-        own = len(stream[number].prompt) // PAGE_TOKENS
-        program.limit_pages(kept, stream[number].prompt.identity, setup.num_pages - own)
+        prompts = {one.prompt.identity: len(one.prompt) // PAGE_TOKENS for one in running}
+        program.limit_pages(kept, prompts.keys(), setup.num_pages - sum(prompts.values()))
     return int(program.solve())
+
+
+def _running_at(stream: Sequence[TraceRequest], number: int) -> list[TraceRequest]:
+    """Return a request and those that still run when it starts."""
+    start_s = stream[number].start_s
+    return [one for one in stream[:number] if one.end_s > start_s] + [stream[number]]
 
 
 def find_intervals(stream: Sequence[TraceRequest]) -> list[Interval]:
@@ -111,11 +119,13 @@ class _Program:
         """Limit the sum of some variables."""
         self._add(dict.fromkeys(variables, 1.0), limit)
 
-    def limit_pages(self, kept: Sequence[int], own_scope: Identity, num_pages: int) -> None:
-        """Limit the pages of kept intervals, except those of the request's own scope."""
+    def limit_pages(
+        self, kept: Sequence[int], running: Collection[Identity], num_pages: int
+    ) -> None:
+        """Limit the pages of kept intervals, except those of the scopes that run."""
         by_scope: dict[Identity, list[int]] = defaultdict(list)
         for index in kept:
-            if self._intervals[index].scope != own_scope:
+            if self._intervals[index].scope not in running:
                 by_scope[self._intervals[index].scope].append(index)
         longest = {
             scope: max(self._intervals[index].pages for index in indices)
@@ -127,9 +137,14 @@ class _Program:
         self._num_variables += len(paths)
         self._add(dict.fromkeys(paths.values(), 1.0), max(0, num_pages))
         for scope, indices in by_scope.items():
-            for index in indices:
-                pages = float(self._intervals[index].pages)
-                self._add({index: pages, paths[scope]: -1.0}, 0.0)
+            for end in {self._intervals[index].end for index in indices}:
+                # A request reuses one position, so the positions kept for it share one path.
+                row = {
+                    index: float(self._intervals[index].pages)
+                    for index in indices
+                    if self._intervals[index].end == end
+                }
+                self._add({**row, paths[scope]: -1.0}, 0.0)
 
     def solve(self) -> float:
         """Return the largest number of reused tokens."""

@@ -28,11 +28,14 @@ class Boundary:
 
     ``turn`` is stable when an answer and the next user message follow, ``round`` when a tool call
     and its result follow. ``round`` is known for prompts that end with a tool result. It advances
-    with each round of a tool loop, also where the template keeps ``turn`` back.
+    with each round of a tool loop, also where the template keeps ``turn`` back. ``message`` is where
+    the text of the last message begins, if a user wrote it: a prompt with that message edited
+    repeats everything before.
     """
 
     turn: int | None
     round: int | None
+    message: int | None = None
 
 
 def find_boundary(
@@ -53,6 +56,9 @@ def find_boundary(
         for answer, question in zip(ANSWERS, QUESTIONS, strict=True)
     ]
     turn = _stable_len(prompt_ids, turns, encode)
+    if messages[-1]["role"] == "user":
+        edits = [[*messages[:-1], {**messages[-1], "content": text}] for text in QUESTIONS]
+        return Boundary(turn, None, _stable_len(prompt_ids, edits, encode))
     if messages[-1]["role"] != "tool":
         return Boundary(turn, None)
     rounds = [[*messages, *_tool_round("", 0)], [*messages, *_tool_round(ANSWERS[1], 1)]]

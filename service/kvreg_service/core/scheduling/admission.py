@@ -100,13 +100,14 @@ class AdmissionPlanner:
         known = self._store.longest_known(
             request.prompt, [one.run.ledger for one in self._lanes if one.run]
         )
+        points = tuple(self._points(request, position, known))
         missed = self._store.rates.find_freed(request.prompt, position) if may_reuse else None
         return AdmissionPlan(
             request=request,
             lane=lane.lane_id,
             resumed=resumed,
-            freed=tuple(self._freed(request, lane, resumed, session, now_s)),
-            points=tuple(self._points(request, position, known)),
+            freed=tuple(self._freed(request, lane, resumed, session, points, now_s)),
+            points=points,
             diverged_at=None if resumed else known,
             missed=missed,
             is_on_lane=session is not None and session is lane.session,
@@ -133,6 +134,7 @@ class AdmissionPlanner:
         lane: Lane,
         resumed: KeptState | None,
         session: Session | None,
+        points: Sequence[ResumePoint],
         now_s: float,
     ) -> list[tuple[KeptState, EvictionReason]]:
         freed = [
@@ -150,10 +152,19 @@ class AdmissionPlanner:
         num_free = self._store.slots.num_free + len(freed) - is_taken_over
         if num_free < 1 and not is_taken_over:
             gone = [state for state, _ in freed]
-            victim = self._eviction.choose_for_slot(request, session, now_s, but=gone)
+            goes_on = any(point.kind.is_boundary for point in points)
+            passed = self._path(resumed) if goes_on else []
+            victim = self._eviction.choose_for_slot(
+                request, session, now_s, but=gone, passed=passed
+            )
             if victim is not None:
                 freed.append((victim, EvictionReason.SLOT_NEEDED))
         return sorted(freed, key=lambda one: one[0] is resumed)
+
+    def _path(self, resumed: KeptState | None) -> list[KeptState]:
+        if resumed is None:
+            return []
+        return [resumed, *self._store.path_to(resumed.ledger, resumed.position)]
 
     def _lost_with_lane(self, lane: Lane, session: Session | None) -> list[KeptState]:
         """Return the states that a session loses because another one gets its lane."""

@@ -6,7 +6,7 @@ are the same for every policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -87,19 +87,25 @@ class Eviction:
         """Return the policy's value of a kept state."""
         return self.policy.value(self._prospect_of(state))
 
-    def _prospect_of(self, state: KeptState) -> Prospect:
+    def _prospect_of(self, state: KeptState, passed: Container[KeptState] = ()) -> Prospect:
         store, visits, before = self._store, state.visits, state.parent
         since = visits.resting_since
         return Prospect(
             session=state.session,
             visits=visits,
             saved_s=store.cost.prefill_seconds(state.position, before.position if before else 0),
-            return_rate=store.rates.rate(visits),
+            return_rate=store.rates.rate(visits, is_followed=state in passed),
             rest=0 if since is None else store.rates.num_admissions - since,
         )
 
-    def _rank(self, state: KeptState, tiers: Mapping[int, Tier], num_pages: int = 1) -> Rank:
-        prospect = self._prospect_of(state)
+    def _rank(
+        self,
+        state: KeptState,
+        tiers: Mapping[int, Tier],
+        num_pages: int = 1,
+        passed: Container[KeptState] = (),
+    ) -> Rank:
+        prospect = self._prospect_of(state, passed)
         return Rank(
             tiers.get(state.state_id, Tier.OPEN),
             self.policy.level(prospect),
@@ -143,6 +149,7 @@ class Eviction:
         *,
         up_to: Tier = Tier.RUNNING,
         but: Iterable[KeptState] = (),
+        passed: Collection[KeptState] = (),
     ) -> KeptState | None:
         """Return the state whose slot a request may take, up to a tier; None if there is none.
 
@@ -152,8 +159,12 @@ class Eviction:
             now_s: the current time.
             up_to: the highest tier that may be freed.
             but: states that are freed already.
+            passed: states that the conversation goes on beyond, once the slot is taken. They are
+                valued as such, so that a conversation rather gives up its own old state.
         """
         tiers = self._tiers(request, session)
+        for state in passed:
+            tiers.pop(state.state_id, None)
         gone = {state.state_id for state in but}
         candidates = [
             one
@@ -162,10 +173,16 @@ class Eviction:
             and tiers.get(one.state_id, Tier.OPEN) <= up_to
             and self.may_free(one, request.tenant, now_s)
         ]
-        return min(candidates, key=lambda one: self._rank(one, tiers), default=None)
+        return min(candidates, key=lambda one: self._rank(one, tiers, passed=passed), default=None)
 
     def make_room_for(
-        self, run: Run, prospect: Prospect, now_s: float, *, must_capture: bool
+        self,
+        run: Run,
+        prospect: Prospect,
+        now_s: float,
+        *,
+        must_capture: bool,
+        passed: Collection[KeptState],
     ) -> bool:
         """Free a slot for a state that a run could capture, if that is worth it.
 
@@ -175,11 +192,13 @@ class Eviction:
             return True
         if self.policy.keeps_only_r_sessions and not must_capture:
             return False
-        victim = self.choose_for_slot(run.request, run.session, now_s, up_to=Tier.OPEN)
+        victim = self.choose_for_slot(
+            run.request, run.session, now_s, up_to=Tier.OPEN, passed=passed
+        )
         if victim is None:
             return False
         if not must_capture:
-            rival = self._prospect_of(victim)
+            rival = self._prospect_of(victim, passed)
             mine = (self.policy.level(prospect), self.policy.value(prospect))
             if mine <= (self.policy.level(rival), self.policy.value(rival)):
                 return False

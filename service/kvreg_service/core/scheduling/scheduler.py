@@ -295,6 +295,7 @@ class Scheduler:
             self.eviction.prospect(run.session, visits, run.ledger, point.position),
             now_s,
             must_capture=point.is_marked or (point.kind.is_boundary and is_last),
+            passed=self.store.path_to(run.ledger, point.position) if point.kind.is_boundary else (),
         )
 
     # The result of a step.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvreg_service.core.labels import StateKind
 from kvreg_service.core.requests.ledger import PrefixKey, TokenLedger
@@ -70,6 +70,11 @@ class Visits:
     """Whether it was a frontier that drop mode freed with its session's lane."""
     version: int = 0
     """Counts its rests, so that what was due in an earlier one is ignored."""
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether it loses its use when its conversation goes on beyond it."""
+        return self.kind.is_boundary or self.kind is StateKind.FRONTIER
 
     @property
     def state_class(self) -> StateClass:
@@ -167,9 +172,14 @@ class ReturnRates:
 
     # Rates.
 
-    def rate(self, visits: Visits) -> float:
-        """Return the expected returns per admission over the best horizon from its age on."""
+    def rate(self, visits: Visits, *, is_followed: bool = False) -> float:
+        """Return the expected returns per admission over the best horizon from its age on.
+
+        With ``is_followed`` as if its conversation had gone on beyond it.
+        """
         state_class = visits.state_class
+        if is_followed and not state_class.is_followed and visits.can_be_followed:
+            state_class = replace(state_class, is_followed=True)
         table = self._tables.get(state_class)
         if table is None:
             table = self._tables[state_class] = RateTable()

@@ -83,6 +83,14 @@ class StateStore:
                 deepest = one
         return deepest
 
+    def path_to(self, ledger: TokenLedger, position: int) -> list[KeptState]:
+        """Return the states that are proper prefixes of the first ``position`` tokens."""
+        path, state = [], self.find_before(ledger, position)
+        while state is not None:
+            path.append(state)
+            state = state.parent
+        return path
+
     def longest_known(self, prompt: TokenLedger, running: Iterable[TokenLedger] = ()) -> int | None:
         """Return the longest prefix that a kept path shares with a prompt; None without any path.
 
@@ -240,11 +248,9 @@ class StateStore:
 
     def _mark_followed(self, state: KeptState) -> None:
         """Note of the states before a new boundary that their conversation went on."""
-        before = state.parent
-        while before is not None:
-            if before.kind.is_boundary or before.kind is StateKind.FRONTIER:
+        for before in self.path_to(state.ledger, state.position):
+            if before.visits.can_be_followed:
                 before.visits.is_followed = True
-            before = before.parent
 
     @staticmethod
     def _is_within(prefix: KeptState, state: KeptState) -> bool:

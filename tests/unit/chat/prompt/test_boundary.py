@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvreg_service.chat.conversation import Conversation
 from kvreg_service.chat.echo.echo_index import EchoIndex
-from kvreg_service.chat.prompt.boundary import Boundary
 from kvreg_service.chat.prompt.builder import ChatPrompt, PromptBuilder
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
@@ -106,13 +105,36 @@ def test_a_template_that_keeps_the_past_is_stable_to_the_last_token(
     assert _turn_from_end(_build(builder_of(name), [_user()])) == 1
 
 
+@pytest.mark.parametrize("name", _FORGIVING)
+@pytest.mark.parametrize("text", ["What now?", "Go on then", "4 more please", ""])
+def test_a_prompt_with_its_last_message_edited_repeats_everything_before_it(
+    builder_of: BuilderOf, name: str, text: str
+) -> None:
+    history = [_user("Apples?"), _assistant("Red.")]
+    prompt = _build(builder_of(name), [*history, _user(text)])
+    edited = _build(builder_of(name), [*history, _user("something else")])
+    message = prompt.boundary.message
+    assert message is not None
+    assert prompt.token_ids[:message] == edited.token_ids[:message]
+    assert message > (_build(builder_of(name), history[:1]).boundary.turn or 0)
+
+
+@pytest.mark.parametrize("last", [_tool_round(1), [_assistant("We could")]])
+def test_only_the_message_of_a_user_is_expected_to_be_edited(
+    builder: PromptBuilder, last: list[Message]
+) -> None:
+    prompt = _build(builder, [_user(), *last], continue_final_message=len(last) == 1)
+    assert prompt.boundary.message is None
+
+
 def test_a_template_that_forgets_the_past_has_only_its_common_head(builder_of: BuilderOf) -> None:
     prompt = _build(builder_of("only_last_message"), [_user("Apples?")])
     assert prompt.boundary.turn == len(["<|im_start|>", "user", "\n"])
 
 
 def test_a_template_that_changes_its_first_token_has_none(builder_of: BuilderOf) -> None:
-    assert _build(builder_of("counts_messages"), [_user()]).boundary == Boundary(None, None)
+    boundary = _build(builder_of("counts_messages"), [_user()]).boundary
+    assert (boundary.turn, boundary.round) == (None, None)
 
 
 @pytest.mark.parametrize("phrase", ["Quite", "Quite so", "77", "77 of them", "Sure, "])
