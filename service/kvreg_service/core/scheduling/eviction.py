@@ -94,7 +94,8 @@ class Eviction:
             session=state.session,
             visits=visits,
             saved_s=store.cost.prefill_seconds(state.position, before.position if before else 0),
-            return_rate=store.rates.rate(visits, is_followed=state in passed),
+            return_rate=store.rates.rate(visits, is_followed=state in passed)
+            + sum(store.rates.rate(one) for one in state.freed_beyond if one.is_watched),
             rest=0 if since is None else store.rates.num_admissions - since,
         )
 

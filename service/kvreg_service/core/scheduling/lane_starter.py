@@ -67,6 +67,8 @@ class LaneStarter:
         )
         moves: list[StateMove] = []
         if resumed is not None:
+            self._store.rates.resume(resumed.visits, is_deepest=plan.missed is None)
+            run.visits.append(resumed.visits)
             moves = self._resume(run, resumed, now_s, is_taken_over=is_taken_over)
         if plan.missed is not None:
             self._store.rates.resume_freed(plan.missed)
@@ -93,8 +95,6 @@ class LaneStarter:
     ) -> list[StateMove]:
         """Give a run the state and the pages that it resumes."""
         pages, moves = self._store.pages, list[StateMove]()
-        self._store.rates.resume(resumed.visits)
-        run.visits.append(resumed.visits)
         num_whole = resumed.position // PAGE_TOKENS
         whole = list(resumed.pages[:num_whole])
         is_partial = len(resumed.pages) > num_whole

@@ -79,6 +79,8 @@ class KeptState:
     is_marked: bool = False
     parent: KeptState | None = None
     """The longest kept state that is a proper prefix of this one."""
+    freed_beyond: list[Visits] = field(default_factory=list)
+    """Freed states beyond it without a nearer kept one: who would resume those resumes here."""
 
     @property
     def tenant(self) -> str:

@@ -68,6 +68,8 @@ class Visits:
     age_class: int = 0
     is_dropped_current: bool = False
     """Whether it was a frontier that drop mode freed with its session's lane."""
+    is_watched: bool = False
+    """Whether it was freed, and would be resumed if it was not."""
     version: int = 0
     """Counts its rests, so that what was due in an earlier one is ignored."""
 
@@ -140,9 +142,14 @@ class ReturnRates:
         visits.age_class = 0
         self._await_next_class(visits)
 
-    def resume(self, visits: Visits) -> None:
-        """Count a return. A state that another request still uses returns in the first class."""
-        self._count(visits, is_return=True)
+    def resume(self, visits: Visits, *, is_deepest: bool = True) -> None:
+        """End a rest with a return. A state that another request still uses had none.
+
+        If a freed state lay deeper, the return is counted there: it is that state's chance which
+        this one has inherited.
+        """
+        if is_deepest:
+            self._count(visits, is_return=True)
         visits.version += 1
         visits.num_returns += 1
         visits.resting_since = None
@@ -150,10 +157,12 @@ class ReturnRates:
 
     def free(self, visits: Visits) -> None:
         """Watch a state that was freed, and stop to watch the one that was freed first."""
+        visits.is_watched = True
         self._freed[id(visits)] = visits
         if len(self._freed) > _MAX_FREED:
             _, oldest = self._freed.popitem(last=False)
             oldest.version += 1
+            oldest.is_watched = False
 
     def find_freed(self, prompt: TokenLedger, longer_than: int) -> Visits | None:
         """Return the longest freed state that the prompt could resume, if it was kept."""
@@ -169,6 +178,7 @@ class ReturnRates:
         del self._freed[id(visits)]
         self._count(visits, is_return=True)
         visits.version += 1
+        visits.is_watched = False
 
     # Rates.
 

@@ -20,6 +20,8 @@ from kvreg_service.core.states.cost import CostModel
 from kvreg_service.core.states.kept_state import KeptState, Session
 from kvreg_service.core.states.return_rates import ReturnRates, Visits
 
+_MAX_FREED_BEYOND = 8
+
 
 class StateStore:
     """All kept states. Effects are immediate in the bookkeeping.
@@ -233,6 +235,11 @@ class StateStore:
                 other.parent = state.parent
         self.forget_if_gone(state.session)
         self.rates.free(state.visits)
+        if state.parent is not None:
+            inherited = [*state.parent.freed_beyond, *state.freed_beyond, state.visits]
+            state.parent.freed_beyond = [one for one in inherited if one.is_watched][
+                -_MAX_FREED_BEYOND:
+            ]
         self.events.append(event)
 
     def _evicted(self, state: KeptState, reason: EvictionReason) -> Evicted:
