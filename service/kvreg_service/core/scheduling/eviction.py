@@ -22,7 +22,7 @@ from kvreg_service.core.states.return_rates import Visits
 from kvreg_service.core.states.store import StateStore
 
 MAX_PROTECTED_SESSIONS = 2
-"""How many of the last answered sessions a smaller request may not take a state from."""
+"""How many of the last answered newcomers a smaller request may not take a state from."""
 
 
 class Tier(IntEnum):
@@ -129,14 +129,14 @@ class Eviction:
         return tiers
 
     def _protected_sessions(self, request: Request, session: Session | None) -> list[Session]:
-        """Return the sessions that were answered last, and are longer than the request."""
+        """Return the newcomers that were answered last, and are longer than the request."""
         limit = min(MAX_PROTECTED_SESSIONS, self._store.layout.entries)
         found: list[Session] = []
         for one in sorted(self._store.sessions, key=lambda each: -each.answered):
             if len(found) == limit or not one.answered:
                 break
             longest = max((state.position for state in one.essentials), default=0)
-            if one is not session and longest > request.prompt_tokens:
+            if one.is_newcomer and one is not session and longest > request.prompt_tokens:
                 found.append(one)
         return found
 

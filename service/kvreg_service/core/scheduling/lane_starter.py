@@ -50,6 +50,7 @@ class LaneStarter:
         continued = resumed.session if resumed and not resumed.session.is_shared else None
         session = continued or self._store.begin_session(request.tenant, now_s)
         session.num_running += 1
+        session.is_newcomer = continued is None and not _is_known(plan)
         is_taken_over = self._free(plan)
         slot = (
             resumed.slot
@@ -170,3 +171,8 @@ class LaneStarter:
             events.append(
                 Attached(request_id, plan.resumed.session.session_id, plan.lane, plan.reuse_path)
             )
+
+
+def _is_known(plan: AdmissionPlan) -> bool:
+    """Whether the prompt goes on from a conversation whose states were freed."""
+    return plan.missed is not None and plan.missed.can_be_followed

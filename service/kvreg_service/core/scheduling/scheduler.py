@@ -273,9 +273,9 @@ class Scheduler:
     def _is_worth_a_slot(self, run: Run, point: ResumePoint, now_s: float) -> bool:
         """Return whether a state at ``point`` is to be captured; a slot is free then.
 
-        The deepest boundary of a prompt is always captured, as far as pins and the sessions that
-        were answered last allow: without it a new session would lose to old ones. So is a head that
-        the client marked.
+        The deepest boundary of a new session is always captured, as far as pins and the newcomers
+        that were answered last allow: without it a new session would lose to old ones. So is a head
+        that the client marked.
         """
         if self.store.find_at(run.ledger, point.position) is not None:
             return False
@@ -294,7 +294,8 @@ class Scheduler:
             run,
             self.eviction.prospect(run.session, visits, run.ledger, point.position),
             now_s,
-            must_capture=point.is_marked or (point.kind.is_boundary and is_last),
+            must_capture=point.is_marked
+            or (point.kind.is_boundary and is_last and not run.session.num_resumes),
             passed=self.store.path_to(run.ledger, point.position) if point.kind.is_boundary else (),
         )
 

@@ -23,6 +23,8 @@ class Session:
     created_s: float
     last_used_s: float
     is_shared: bool = False
+    is_newcomer: bool = False
+    """Whether only its first turn was seen: nothing of it was resumed, or freed before."""
     num_resumes: int = 0
     num_running: int = 0
     """Requests that continue it now."""
