@@ -16,6 +16,7 @@ from kvreg_service.core.scheduling.lane import Lane, Run
 from kvreg_service.core.scheduling.reservations import Reservations
 from kvreg_service.core.scheduling.step import SlotCopy, StateMove
 from kvreg_service.core.states.kept_state import KeptState, Session
+from kvreg_service.core.states.return_rates import pace_of
 from kvreg_service.core.states.store import StateStore
 
 
@@ -51,6 +52,9 @@ class LaneStarter:
         session = continued or self._store.begin_session(request.tenant, now_s)
         session.num_running += 1
         session.is_newcomer = continued is None and not _is_known(plan)
+        if not session.is_newcomer:
+            rested = plan.missed or (resumed.visits if resumed else None)
+            session.pace = pace_of(rested) if rested else 0
         is_taken_over = self._free(plan)
         slot = (
             resumed.slot

@@ -289,7 +289,7 @@ class Scheduler:
             if boundary in run.session.states and run.session.num_running == 1:
                 self.store.free(boundary, EvictionReason.SUPERSEDED)
         is_last = not any(later.kind.is_boundary for later in run.points)
-        visits = Visits(run.ledger.prefix_key(point.position), point.kind)
+        visits = Visits(run.ledger.prefix_key(point.position), point.kind, pace=run.session.pace)
         return self.eviction.make_room_for(
             run,
             self.eviction.prospect(run.session, visits, run.ledger, point.position),

@@ -25,6 +25,8 @@ class Session:
     is_shared: bool = False
     is_newcomer: bool = False
     """Whether only its first turn was seen: nothing of it was resumed, or freed before."""
+    pace: int = 0
+    """How long it rested before its last turn; 0 for a newcomer. See `return_rates.pace_of`."""
     num_resumes: int = 0
     num_running: int = 0
     """Requests that continue it now."""

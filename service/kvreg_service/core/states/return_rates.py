@@ -13,6 +13,7 @@ processes and dynamic allocation indices", JRSS B 41(2), 1979.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,9 @@ AGE_EDGES = (1, *(edge for power in range(1, 20) for edge in (2**power, 3 * 2 **
 
 _NUM_CLASSES = len(AGE_EDGES) - 1
 _WIDTHS = tuple(AGE_EDGES[i + 1] - AGE_EDGES[i] for i in range(_NUM_CLASSES))
+
+_PACE_EDGES = (3, 6)
+"""Age classes that divide rests into up to 3, up to 11 and more admissions."""
 
 _MAX_FREED = 400
 _MAX_COUNT = 4096.0
@@ -46,13 +50,13 @@ _COMMON_WEIGHT = 2.0
 class StateClass:
     """States that are expected to be resumed alike.
 
-    ``is_followed`` says that a later request of the path was captured beyond it; ``num_returns`` is
-    how often it was resumed, at most 2.
+    ``is_followed`` says that a later request of the path was captured beyond it; ``pace`` is how long
+    its conversation rested before it was last resumed, see `pace_of`.
     """
 
     kind: StateKind
     is_followed: bool
-    num_returns: int
+    pace: int
 
 
 @dataclass(eq=False)
@@ -62,6 +66,7 @@ class Visits:
     prefix: PrefixKey
     kind: StateKind
     is_followed: bool = False
+    pace: int = 0
     num_returns: int = 0
     resting_since: int | None = None
     """The number of the admission after which it came to rest; None while a request uses it."""
@@ -81,7 +86,7 @@ class Visits:
     @property
     def state_class(self) -> StateClass:
         """The class that it is counted in now."""
-        return StateClass(self.kind, self.is_followed, min(self.num_returns, 2))
+        return StateClass(self.kind, self.is_followed, self.pace)
 
 
 @dataclass
@@ -96,6 +101,10 @@ class RateTable:
     """The rate of a state in each age class, as last computed."""
     computed_at: int = -1
     """How many counts there were then, of all classes together."""
+
+    def chance(self, age_class: int, expected: float, weight: float) -> float:
+        """Return the part that was resumed in an age class, with ``weight`` expected ones."""
+        return (self.returned[age_class] + expected * weight) / (self.rested[age_class] + weight)
 
     def count(self, age_class: int, *, is_return: bool) -> None:
         """Count one state that leaves an age class."""
@@ -152,6 +161,7 @@ class ReturnRates:
             self._count(visits, is_return=True)
         visits.version += 1
         visits.num_returns += 1
+        visits.pace = pace_of(visits)
         visits.resting_since = None
         visits.age_class = 0
 
@@ -208,15 +218,10 @@ class ReturnRates:
         return [_best_ratio(chances, start) for start in range(_NUM_CLASSES)]
 
     def _chance(self, state_class: StateClass, table: RateTable, index: int) -> float:
-        common, first = self._common, _FIRST_CHANCE
-        expected = (common.returned[index] + first * _FIRST_WEIGHT) / (
-            common.rested[index] + _FIRST_WEIGHT
-        )
+        chance = self._common.chance(index, _FIRST_CHANCE, _FIRST_WEIGHT)
         if state_class.is_followed:
-            expected *= _FOLLOWED_SHARE
-        return (table.returned[index] + expected * _COMMON_WEIGHT) / (
-            table.rested[index] + _COMMON_WEIGHT
-        )
+            chance *= _FOLLOWED_SHARE
+        return table.chance(index, chance, _COMMON_WEIGHT)
 
     def _count(self, visits: Visits, *, is_return: bool) -> None:
         table = self._tables.get(visits.state_class)
@@ -231,6 +236,11 @@ class ReturnRates:
             return
         due = visits.resting_since + AGE_EDGES[visits.age_class + 1]
         self._due.setdefault(due, []).append((visits, visits.version))
+
+
+def pace_of(visits: Visits) -> int:
+    """Return the class of the rest that ends now: 1 for the shortest, 3 for the longest."""
+    return 1 + bisect_right(_PACE_EDGES, visits.age_class)
 
 
 def _best_ratio(chances: list[float], start: int) -> float:

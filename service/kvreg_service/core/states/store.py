@@ -174,7 +174,7 @@ class StateStore:
             ledger=ledger,
             slot=slot,
             pages=tuple(pages[: pages_for(position)]),
-            visits=Visits(ledger.prefix_key(position), kind),
+            visits=Visits(ledger.prefix_key(position), kind, pace=session.pace),
             created_s=now_s,
             last_used_s=now_s,
             is_marked=is_marked,
