@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvreg_service.core.memory.budget import GIB, KVDtype
 from kvreg_service.core.labels import CurrentState
+from kvreg_service.core.memory.budget import GIB, KVDtype
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.settings import Settings
 
@@ -21,7 +21,6 @@ def engine_options(settings: Settings) -> EngineOptions:
         entries=settings.entries,
         anchors=settings.anchors,
         keep_current=settings.current_state is CurrentState.KEEP,
-        exchange=settings.exchange,
         eviction=settings.eviction,
         prefix_reuse=settings.prefix_reuse,
         max_context_tokens=settings.max_context,

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvreg_service.core.memory.budget import GIB, KVDtype, MemoryPlan, WeightFormat
 from kvreg_service.core.errors import ConfigurationError
 from kvreg_service.core.labels import CurrentState
+from kvreg_service.core.memory.budget import GIB, KVDtype, MemoryPlan, WeightFormat
 from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.engine.reservation import GpuProfile, model_shape, plan_cpu, plan_gpu
 from kvreg_service.engine_options import engine_options

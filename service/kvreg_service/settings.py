@@ -38,7 +38,7 @@ _KEY_VARIABLES = tuple(environment_name(name) for name in ("api_keys", "api_keys
 MAX_LANES = 64
 MAX_ENTRIES = 4096
 MAX_ANCHORS = 64
-EvictionName = Literal["cost", "lru", "lfu", "fifo", "slru", "priority", "none"]
+EvictionName = Literal["cost", "lru", "priority", "none"]
 
 
 class Settings(BaseSettings):
@@ -77,28 +77,22 @@ class Settings(BaseSettings):
     lanes: int = Field(default=1, ge=1, le=MAX_LANES, description="Requests that run at once.")
     current_state: CurrentState = Field(
         default=CurrentState.KEEP,
-        description="Whether entries keep the current state besides the checkpoint.",
+        description="Whether displaced sessions keep their frontier.",
     )
-    prefix_reuse: bool = Field(
-        default=True, description="Whether prompts may reuse kept sequences."
-    )
+    prefix_reuse: bool = Field(default=True, description="Whether prompts may resume kept states.")
     # One entry keeps the session; in measurements a second one gains nothing with one lane.
     entries: int = Field(
-        default=1, ge=0, le=MAX_ENTRIES, description="Registry entries for displaced sequences."
+        default=1, ge=0, le=MAX_ENTRIES, description="Displaced sessions that are surely kept."
     )
     # One for the head of the main conversations, one for sub-agents or side requests.
     anchors: int = Field(
         default=2,
         ge=0,
         le=MAX_ANCHORS,
-        description="Anchors: kept prefixes that conversations share; one state slot each.",
-    )
-    exchange: bool = Field(
-        default=True,
-        description="Whether a returning sequence swaps with the displaced one.",
+        description="State slots beside those, for heads that conversations share.",
     )
     eviction: EvictionName = Field(
-        default="cost", description="Eviction policy; none never evicts."
+        default="cost", description="Eviction policy; none frees nothing for others."
     )
 
     max_context: int | None = Field(
@@ -268,7 +262,7 @@ class Settings(BaseSettings):
 
 
 _DECISIVE_FIELDS = (
-    "model", "lanes", "entries", "anchors", "current_state", "prefix_reuse", "exchange", "eviction",
+    "model", "lanes", "entries", "anchors", "current_state", "prefix_reuse", "eviction",
     "max_context", "device", "tp", "mtp", "kv_dtype", "memory_gib", "gpu_memory_gib", "kv_pages",
     "prefill_chunk_tokens",
 )  # fmt: skip

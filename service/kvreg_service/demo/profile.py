@@ -15,7 +15,6 @@ class Profile:
 
     entries: int
     keep_current: bool = True
-    exchange: bool = True
     eviction: str = "cost"
 
     @property
@@ -24,11 +23,13 @@ class Profile:
         if self.entries == 0:
             return "R=0"
         current = CurrentState.KEEP if self.keep_current else CurrentState.DROP
-        if self.exchange:
-            rest = ""
-        else:
-            rest = ", as the source" if self.eviction == "none" else ", no exchange"
+        rest = ", as the source" if self.is_as_source else ""
         return f"R={self.entries} {current}{rest}"
+
+    @property
+    def is_as_source(self) -> bool:
+        """Whether nothing is freed to make room, as in the source system."""
+        return self.eviction == "none"
 
     @property
     def layout(self) -> SlotLayout:
@@ -41,14 +42,13 @@ class Profile:
             base,
             entries=self.entries,
             keep_current=self.keep_current,
-            exchange=self.exchange,
             eviction=self.eviction,
         )
 
 
 def as_source(entries: int, *, keep_current: bool = True) -> Profile:
-    """A profile like the source system: without exchange, eviction and forks."""
-    return Profile(entries, keep_current=keep_current, exchange=False, eviction="none")
+    """A profile like the source system: nothing is freed to make room."""
+    return Profile(entries, keep_current=keep_current, eviction="none")
 
 
 NO_ENTRY = Profile(0)
@@ -57,11 +57,6 @@ DROP = Profile(1, keep_current=False)
 
 KEEP_PROFILES = (KEEP, as_source(1))
 MAIN_PROFILES = (NO_ENTRY, *KEEP_PROFILES, DROP, as_source(1, keep_current=False))
-ALL_PROFILES = (
-    *MAIN_PROFILES,
-    Profile(1, exchange=False),
-    Profile(1, keep_current=False, exchange=False),
-)
 CAPACITY_PROFILES = (
     *(as_source(entries) for entries in range(5)),
     *(Profile(entries) for entries in range(1, 5)),

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvreg_service.core.memory.budget import GIB
 from kvreg_service.core.labels import CurrentState
+from kvreg_service.core.memory.budget import GIB
 from kvreg_service.demo.verdict import Play
 
 _SHA_DIGITS = 12
@@ -64,7 +64,6 @@ def _play_as_dict(play: Play) -> dict[str, object]:
             "name": profile.name,
             "entries": profile.entries,
             "current_state": CurrentState.KEEP if profile.keep_current else CurrentState.DROP,
-            "exchange": profile.exchange,
             "eviction": profile.eviction,
         },
         "requests": [

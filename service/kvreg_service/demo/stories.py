@@ -11,7 +11,6 @@ from random import Random
 
 from kvreg_service.demo import story, texts
 from kvreg_service.demo.profile import (
-    ALL_PROFILES,
     CAPACITY_PROFILES,
     KEEP_PROFILES,
     MAIN_PROFILES,
@@ -82,7 +81,7 @@ def _postfix_title(rng: Random) -> tuple[Step, ...]:
     return (
         a.turn_1(),
         a.postfix_title(story.goes_on("A1")),
-        a.turn_2(story.returns_to_fork("A1")),
+        a.turn_2(story.goes_on_beside("A1")),
     )
 
 
@@ -92,7 +91,7 @@ def _abab(rng: Random) -> tuple[Step, ...]:
         a.turn_1(),
         _side(review),
         a.turn_2(story.returns("A1")),
-        _side(review, story.returns_by_exchange("B"), name="B again"),
+        _side(review, story.returns_itself("B"), name="B again"),
     )
 
 
@@ -120,7 +119,7 @@ def _continue(rng: Random) -> tuple[Step, ...]:
 def _capacity(rng: Random) -> tuple[Step, ...]:
     a, notes, review = _Session(rng), texts.draw_review_notes(rng), texts.draw_review(rng)
     long_side = (Line("system", notes), Line("user", review))
-    again = story.returns_by_exchange("S2", otherwise_entries=3)
+    again = story.returns_itself("S2", entries_as_source=3)
     return (
         a.turn_1(),
         Step("S1", a.title().messages, story.is_new),
@@ -134,8 +133,8 @@ _STORIES: tuple[tuple[str, str, StoryMaker, tuple[Profile, ...]], ...] = (
     ("control", "two turns, nothing in between", _control, MAIN_PROFILES),
     ("repeat", "the same request twice", _repeat, MAIN_PROFILES),
     ("title", "a title request between two turns", _typical_title, MAIN_PROFILES),
-    ("postfix", "a title request that begins with the session", _postfix_title, ALL_PROFILES),
-    ("ABAB", "a session and a side request in turns", _abab, ALL_PROFILES),
+    ("postfix", "a title request that begins with the session", _postfix_title, MAIN_PROFILES),
+    ("ABAB", "a session and a side request in turns", _abab, MAIN_PROFILES),
     ("G1", "a side request, then a user tail", _user_tail, MAIN_PROFILES),
     ("G2", "a side request, then an assistant tail", _assistant_tail, MAIN_PROFILES),
     ("G3", "as G2, other text", _assistant_tail, MAIN_PROFILES),

@@ -70,22 +70,22 @@ class Story:
         return tuple(step.rule(profile) for step in self.steps)
 
 
-# Rules: the state of an earlier step's sequence, and how much of it the prompt repeats.
+# Rules: the state of an earlier step, and how much of it the prompt repeats.
 
 
 def is_new(profile: Profile) -> Expected:
-    """No kept sequence shares a prefix with this prompt."""
+    """No kept state is a prefix of this prompt."""
     del profile
     return COLD
 
 
 def goes_on(step: str) -> Rule:
-    """The next turn of a session whose sequence is still on the lane."""
+    """The next turn of the session that was last on the lane."""
     return lambda _: Expected(ReusePath.RESTORE_TURN_CHECKPOINT, of=step)
 
 
 def appends(step: str) -> Rule:
-    """The prompt ends with the answer, and the sequence is still on the lane."""
+    """The prompt ends with the answer, and the session was last on the lane."""
     return lambda _: Expected(ReusePath.APPEND_FRONTIER, of=step)
 
 
@@ -113,28 +113,26 @@ def returns_to_append(step: str) -> Rule:
     return rule
 
 
-def returns_to_fork(step: str) -> Rule:
-    """The next turn after another request has continued the checkpoint of the session."""
+def goes_on_beside(step: str) -> Rule:
+    """The next turn after another request has continued the same boundary of the session."""
 
     def rule(profile: Profile) -> Expected:
-        if profile.eviction == "none":
-            return COLD
-        return returns(step)(profile)
+        return COLD if profile.is_as_source else goes_on(step)(profile)
 
     return rule
 
 
-def returns_by_exchange(step: str, *, otherwise_entries: int | None = None) -> Rule:
+def returns_itself(step: str, *, entries_as_source: int | None = None) -> Rule:
     """A side request again, after the session has displaced it.
 
-    Without exchange it needs ``otherwise_entries`` entries; with None it is always lost.
+    By the rule of the source it needs ``entries_as_source`` entries; with None it is always lost.
     """
 
     def rule(profile: Profile) -> Expected:
-        if profile.exchange:
+        if not profile.is_as_source:
             return returns(step)(profile)
-        if otherwise_entries is None:
+        if entries_as_source is None:
             return COLD
-        return returns(step, entries=otherwise_entries)(profile)
+        return returns(step, entries=entries_as_source)(profile)
 
     return rule

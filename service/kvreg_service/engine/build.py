@@ -11,14 +11,13 @@ from kvreg_service.chat.echo.echo_index import EchoIndex
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
-from kvreg_service.core.admission import AdmissionRules
-from kvreg_service.core.memory.budget import KVDtype, MemoryPlan
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.requests.identity import Epoch
 from kvreg_service.core.labels import CurrentState
-from kvreg_service.core.policies import build_policy
+from kvreg_service.core.memory.budget import KVDtype, MemoryPlan
+from kvreg_service.core.requests.identity import Epoch
 from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.value import CostModel
+from kvreg_service.core.states.cost import CostModel
+from kvreg_service.core.states.policies import find_policy
 from kvreg_service.engine.engine import Engine, EngineParts
 from kvreg_service.engine.interface.observer import Observer
 from kvreg_service.engine.interface.profile import EffectiveProfile
@@ -99,7 +98,6 @@ def build_engine(
     # Ready means that it computes tokens.
     runner.require_a_token()
     cost = CostModel(slot_bytes=plan.demand.slot_bytes, page_bytes=plan.demand.page_bytes)
-    policy = build_policy(options.eviction, cost)
     max_context_tokens = plan.demand.max_context_tokens
     limits = SchedulerLimits(
         layout=options.layout,
@@ -109,7 +107,6 @@ def build_engine(
         queue_limit=options.queue_limit,
         queue_timeout_s=options.queue_timeout_s,
     )
-    rules = AdmissionRules(policy, exchange=options.exchange, prefix_reuse=options.prefix_reuse)
     echo = EchoIndex(loaded.tokenizer)
     profile = EffectiveProfile(
         model=options.model_name,
@@ -118,7 +115,6 @@ def build_engine(
         lanes=options.lanes,
         entries=options.entries,
         current_state=CurrentState.KEEP if options.keep_current else CurrentState.DROP,
-        exchange=options.exchange,
         eviction=options.eviction,
         max_context_tokens=max_context_tokens,
         kv_dtype=options.kv_dtype.value,
@@ -130,9 +126,9 @@ def build_engine(
             options=options,
             config=loaded.config,
             epoch=_epoch(loaded, options),
-            scheduler=Scheduler(limits, rules, cost),
-            policy=policy,
-            cost=cost,
+            scheduler=Scheduler(
+                limits, find_policy(options.eviction), cost, prefix_reuse=options.prefix_reuse
+            ),
             runner=runner,
             tokenizer=loaded.tokenizer,
             echo=echo,

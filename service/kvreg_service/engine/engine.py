@@ -22,15 +22,13 @@ from kvreg_service.core.errors import (
     InvalidRequest,
     SessionNotFound,
 )
+from kvreg_service.core.ids import RequestId, SessionId
+from kvreg_service.core.labels import StateKind
 from kvreg_service.core.requests.identity import Identity
-from kvreg_service.core.ids import RequestId, SequenceId
-from kvreg_service.core.labels import CheckpointKind
 from kvreg_service.core.requests.ledger import TokenLedger
-from kvreg_service.core.policies import EvictionPolicy
-from kvreg_service.core.states.quota import Quota
-from kvreg_service.core.requests.request import Request
+from kvreg_service.core.requests.request import Request, ResumePoint
 from kvreg_service.core.scheduling.scheduler import Scheduler
-from kvreg_service.core.value import CostModel
+from kvreg_service.core.states.quota import Quota
 from kvreg_service.engine.interface.generation import GenerationEvent, GenerationRequest
 from kvreg_service.engine.interface.observer import Observer
 from kvreg_service.engine.interface.profile import EffectiveProfile, FitReport
@@ -57,8 +55,6 @@ class EngineParts:
     config: ModelConfig
     epoch: bytes
     scheduler: Scheduler
-    policy: EvictionPolicy
-    cost: CostModel
     runner: Runner
     tokenizer: Tokenizer
     echo: EchoIndex
@@ -76,9 +72,7 @@ class Engine:
         self._output = OutputProcessor(parts.tokenizer, parts.echo, observers)
         self._reporter = EventReporter(observers)
         self._tenant_ids = TenantIds()
-        self._views = SnapshotBuilder(
-            parts.scheduler, parts.profile, parts.policy, parts.cost, self._tenant_ids
-        )
+        self._views = SnapshotBuilder(parts.scheduler, parts.profile, self._tenant_ids)
         self._refuses_from_s: float | None = None
         self._loop = StepLoop(parts.scheduler, parts.runner, self._output, self._reporter)
 
@@ -162,33 +156,33 @@ class Engine:
             short_by_bytes=plan.short_by_bytes,
         )
 
-    def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Evict a kept sequence from its lane, entry or anchor place."""
+    def drop_session(self, session_id: int, tenant: str | None = None) -> None:
+        """Free all kept states of a session."""
         with self._loop.lock:
-            known = self._sequence_id(sequence_id, tenant)
-            self._reporter.report(self._scheduler.custody.drop(known, tenant))
+            known = self._session_id(session_id, tenant)
+            self._reporter.report(self._scheduler.sessions.drop(known, tenant))
 
-    def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
-        """Protect a kept sequence from eviction for ``ttl_s`` seconds from now."""
+    def pin(self, session_id: int, ttl_s: float, tenant: str | None = None) -> None:
+        """Protect a session from eviction for ``ttl_s`` seconds from now."""
         with self._loop.lock:
             # The loop may wait for the end of a time to live, which has just changed.
             self._loop.wake()
-            known = self._sequence_id(sequence_id, tenant)
-            self._scheduler.custody.pin(known, ttl_s, time.monotonic(), tenant)
-        logger.info("sequence %d is pinned for %g s", known, ttl_s)
+            known = self._session_id(session_id, tenant)
+            self._scheduler.sessions.pin(known, ttl_s, time.monotonic(), tenant)
+        logger.info("session %d is pinned for %g s", known, ttl_s)
 
-    def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Allow the eviction of a sequence again."""
+    def unpin(self, session_id: int, tenant: str | None = None) -> None:
+        """Allow the eviction of a session again."""
         with self._loop.lock:
             self._loop.wake()
-            known = self._sequence_id(sequence_id, tenant)
-            self._scheduler.custody.unpin(known, tenant)
-        logger.info("sequence %d is no longer pinned", known)
+            known = self._session_id(session_id, tenant)
+            self._scheduler.sessions.unpin(known, tenant)
+        logger.info("session %d is no longer pinned", known)
 
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replace the quotas of all tenants."""
         with self._loop.lock:
-            self._reporter.report(self._scheduler.custody.set_quotas(quotas, time.monotonic()))
+            self._reporter.report(self._scheduler.sessions.set_quotas(quotas, time.monotonic()))
 
     def drain(self, grace_s: float = 0.0) -> None:
         """Refuse new requests after ``grace_s`` seconds; accepted requests still finish."""
@@ -219,26 +213,19 @@ class Engine:
         if self._loop.is_closing or (from_s is not None and time.monotonic() >= from_s):
             raise Draining("the engine is draining and takes no new requests")
 
-    def _sequence_id(self, shown: int, tenant: str | None) -> SequenceId:
-        """Return the sequence of a number that was shown to a tenant, or to an admin (None)."""
+    def _session_id(self, shown: int, tenant: str | None) -> SessionId:
+        """Return the session of a number that was shown to a tenant, or to an admin (None)."""
         if tenant is None:
-            return SequenceId(shown)
-        sequences = self._scheduler.holdings.sequences()
-        own = [one for one in sequences if one.tenant == tenant]
-        found = self._tenant_ids.find(shown, tenant, [one.sequence_id for one in own])
+            return SessionId(shown)
+        own = [one for one in self._scheduler.store.sessions if one.tenant == tenant]
+        found = self._tenant_ids.find(shown, tenant, [one.session_id for one in own])
         if found is None:
-            raise SessionNotFound("no such sequence is kept")
+            raise SessionNotFound("no such session is kept")
         return found
 
     def _core_request(
         self, generation: GenerationRequest, ledger: TokenLedger, arrival_s: float
     ) -> Request:
-        boundary = generation.prompt.boundary
-        position = boundary.turn
-        # If entries keep the frontier, a tool loop appends to it, and the checkpoint can stay at
-        # the boundary that the user's next turn resumes. Otherwise it moves with each round.
-        if boundary.round is not None and not self._parts.options.keep_current:
-            position = boundary.round
         policy = generation.cache_policy
         if not self._parts.options.prefix_reuse:
             policy = replace(policy, retain=False)
@@ -249,13 +236,21 @@ class Engine:
             max_tokens=generation.max_tokens if generation.max_tokens is not None else room,
             arrival_s=arrival_s,
             stop_token_ids=self._parts.tokenizer.eos_token_ids,
-            boundary=position,
-            boundary_kind=_boundary_kind(generation.prompt),
+            resume_points=_resume_points(generation.prompt),
             cache_policy=policy,
-            heads=generation.prompt.heads,
             sampling=generation.sampling,
         )
 
 
-def _boundary_kind(prompt: ChatPrompt) -> CheckpointKind:
-    return CheckpointKind.RESPONSE if prompt.is_continuation else CheckpointKind.TURN
+def _resume_points(prompt: ChatPrompt) -> tuple[ResumePoint, ...]:
+    """Return the positions of a prompt at which a later one is expected to resume."""
+    boundary = prompt.boundary
+    points = [ResumePoint(head.num_tokens, StateKind.HEAD, head.is_marked) for head in prompt.heads]
+    for position, kind in (
+        (boundary.turn, StateKind.RESPONSE if prompt.is_continuation else StateKind.TURN),
+        (boundary.round, StateKind.ROUND),
+        (boundary.message, StateKind.BRANCH_POINT),
+    ):
+        if position is not None:
+            points.append(ResumePoint(position, kind))
+    return tuple(points)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvreg_service.core.memory.budget import KVDtype
 from kvreg_service.core.errors import ConfigurationError
+from kvreg_service.core.memory.budget import KVDtype
 from kvreg_service.core.memory.slots import SlotLayout
 
 
@@ -27,7 +27,6 @@ class EngineOptions:
     entries: int = 1
     keep_current: bool = True
     anchors: int = 2
-    exchange: bool = True
     eviction: str = "cost"
     prefix_reuse: bool = True
     max_context_tokens: int | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.memory.budget import (
     KVDtype,
     MemoryDemand,
@@ -18,7 +19,6 @@ from kvreg_service.core.memory.budget import (
     state_slot_bytes,
     weight_bytes,
 )
-from kvreg_service.core.ids import PAGE_TOKENS
 from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.engine.options import EngineOptions
 from kvreg_service.model.config import ModelConfig

@@ -74,14 +74,6 @@ class StateSlots:
         self.conv[:, target] = self.conv[:, source]
         self.recurrent[:, target] = self.recurrent[:, source]
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchanges two slots bit by bit, with one layer of one slot as temporary memory."""
-        for states in (self.conv, self.recurrent):
-            for layer in states:
-                kept = layer[first].clone()
-                layer[first] = layer[second]
-                layer[second] = kept
-
     def batch(self, slots: Sequence[int]) -> StateBatch:
         """Returns the states of the sequences of one step, in order.
 

@@ -15,15 +15,15 @@ from kvreg_service.core.errors import (
     Overloaded,
     SessionNotFound,
 )
-from kvreg_service.core.ids import LaneId, SequenceId
+from kvreg_service.core.ids import LaneId, SessionId
 from kvreg_service.core.labels import (
     Attach,
     CurrentState,
-    EntryState,
     FinishReason,
     LaneState,
     Outcome,
     ReusePath,
+    StateKind,
 )
 from kvreg_service.core.requests.identity import DEFAULT_TENANT
 from kvreg_service.core.requests.request import Admission
@@ -38,16 +38,18 @@ from kvreg_service.engine.interface.generation import (
 )
 from kvreg_service.engine.interface.profile import EffectiveProfile, FitReport
 from kvreg_service.engine.interface.snapshot import (
-    AnchorView,
-    EntryView,
     LaneView,
     PoolView,
     RegistrySnapshot,
+    SessionView,
     StateSlotsView,
+    StateView,
     Totals,
 )
 
 FAKE_TIMINGS = Timings(queue_s=0.25, attach_s=0.125, prefill_s=0.5, decode_s=2.0, ttft_s=0.875)
+
+KEPT_SESSION_ID = 7
 
 
 class Gate:
@@ -116,7 +118,6 @@ FAKE_PROFILE = EffectiveProfile(
     lanes=1,
     entries=2,
     current_state=CurrentState.KEEP,
-    exchange=True,
     eviction="cost",
     max_context_tokens=4096,
     kv_dtype="fp32",
@@ -145,7 +146,7 @@ class FakeEngine:
 
     requests: list[GenerationRequest] = field(default_factory=list)
     outcomes: queue.Queue[tuple[str, Outcome]] = field(default_factory=queue.Queue)
-    kept_entries: set[int] = field(default_factory=lambda: {0})
+    has_session: bool = True
     kept_tenant: str = DEFAULT_TENANT
     pins: dict[int, float] = field(default_factory=dict)
     change_error: KvregError | None = None
@@ -199,34 +200,44 @@ class FakeEngine:
             raise Overloaded("the queue is full", retry_after_s=2.0)
 
     def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
-        """Return a registry with one lane and two entries, as the tenant sees it."""
+        """Return a registry with one lane and at most one session, as the tenant sees it."""
         is_shown = tenant in (None, self.kept_tenant)
         lane = LaneView(lane_id=0, state=LaneState.DECODE if self.num_running else LaneState.EMPTY)
         return RegistrySnapshot(
             profile=FAKE_PROFILE,
             lanes=(lane,),
-            entries=tuple(
-                EntryView(
-                    entry_id=i,
-                    state=EntryState.KEPT,
-                    sequence_id=7,
-                    tokens=65,
-                    pages=2,
-                    tenant=self.kept_tenant,
-                    pinned_for_s=self.pins.get(7),
-                )
-                if i in self.kept_entries and is_shown
-                else EntryView(entry_id=i, state=EntryState.EMPTY)
-                for i in range(FAKE_PROFILE.entries)
-                if tenant is None or (i in self.kept_entries and is_shown)
-            ),
-            anchors=(AnchorView(anchor_id=0, state=EntryState.EMPTY),) if tenant is None else (),
+            sessions=(self._kept_session(),) if self.has_session and is_shown else (),
             pools=(PoolView(name="main", total=8, free=6, referenced=2),),
-            state_slots=StateSlotsView(total=6, used=2),
+            state_slots=StateSlotsView(total=6, free=4, working=0, kept=2),
             running=self.num_running,
             queued=0,
             is_draining=self.is_draining,
             totals=Totals(requests_by_path={}),
+        )
+
+    def _kept_session(self) -> SessionView:
+        state = StateView(
+            state_id=3,
+            kind=StateKind.TURN,
+            position=65,
+            slot=1,
+            own_bytes=100,
+            num_returns=0,
+            is_marked=False,
+            why=None,
+        )
+        return SessionView(
+            session_id=KEPT_SESSION_ID,
+            tenant=self.kept_tenant,
+            is_shared=False,
+            lane=None,
+            num_running=0,
+            num_resumes=0,
+            priority=0,
+            idle_s=1.0,
+            expires_in_s=None,
+            pinned_for_s=self.pins.get(KEPT_SESSION_ID),
+            states=(state,),
         )
 
     def fit(
@@ -237,20 +248,20 @@ class FakeEngine:
         short = max(0, required - self.available_bytes)
         return FitReport(short == 0, required, self.available_bytes, short)
 
-    def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Drop the entry, unless ``change_error`` is set."""
-        self._require_kept(sequence_id, tenant)
-        self.kept_entries.clear()
+    def drop_session(self, session_id: int, tenant: str | None = None) -> None:
+        """Drop the session, unless ``change_error`` is set."""
+        self._require_kept(session_id, tenant)
+        self.has_session = False
 
-    def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
+    def pin(self, session_id: int, ttl_s: float, tenant: str | None = None) -> None:
         """Record the pin, unless ``change_error`` is set."""
-        self._require_kept(sequence_id, tenant)
-        self.pins[sequence_id] = ttl_s
+        self._require_kept(session_id, tenant)
+        self.pins[session_id] = ttl_s
 
-    def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
+    def unpin(self, session_id: int, tenant: str | None = None) -> None:
         """Remove the pin, unless ``change_error`` is set."""
-        self._require_kept(sequence_id, tenant)
-        self.pins.pop(sequence_id, None)
+        self._require_kept(session_id, tenant)
+        self.pins.pop(session_id, None)
 
     def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Record the quotas, unless ``quota_error`` is set."""
@@ -277,10 +288,10 @@ class FakeEngine:
         self.is_closed = True
         self._end.open()
 
-    def _require_kept(self, sequence_id: int, tenant: str | None) -> None:
-        is_kept = sequence_id == 7 and self.kept_entries and tenant in (None, self.kept_tenant)
-        if not is_kept:
-            raise SessionNotFound(f"sequence {sequence_id} is not kept")
+    def _require_kept(self, session_id: int, tenant: str | None) -> None:
+        is_own = self.has_session and tenant in (None, self.kept_tenant)
+        if session_id != KEPT_SESSION_ID or not is_own:
+            raise SessionNotFound(f"session {session_id} is not kept")
         if self.change_error is not None:
             raise self.change_error
 
@@ -305,7 +316,7 @@ def _started(request: GenerationRequest, script: Script) -> Started:
     return Started(
         Admission(
             lane=LaneId(0),
-            sequence_id=SequenceId(1),
+            session_id=SessionId(1),
             prompt_tokens=len(request.prompt.token_ids),
             cached_tokens=script.cached_tokens,
             reuse_path=script.reuse_path,

@@ -28,8 +28,8 @@ class Boundary:
 
     ``turn`` is stable when an answer and the next user message follow, ``round`` when a tool call
     and its result follow. ``round`` is known for prompts that end with a tool result. It advances
-    with each round of a tool loop, also where the template keeps ``turn`` back. ``message`` is where
-    the text of the last message begins, if a user wrote it: a prompt with that message edited
+    with each round of a tool loop, also where the template keeps ``turn`` back. ``message`` is
+    where the text of the last message begins, if a user wrote it: a prompt with that message edited
     repeats everything before.
     """
 

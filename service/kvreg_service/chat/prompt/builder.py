@@ -30,8 +30,8 @@ from kvreg_service.chat.prompt.template import ChatTemplate
 from kvreg_service.chat.tokens.tokenizer import Tokenizer
 from kvreg_service.chat.tool_calls.parser import parse_answer
 from kvreg_service.core.errors import ContextTooLong, InvalidRequest
-from kvreg_service.core.requests.identity import DEFAULT_TENANT
 from kvreg_service.core.labels import Tail
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
 from kvreg_service.core.requests.request import Head
 
 _Render = Callable[[Sequence[Message], bool], str]

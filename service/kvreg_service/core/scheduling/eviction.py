@@ -85,9 +85,10 @@ class Eviction:
 
     def value(self, state: KeptState) -> float:
         """Return the policy's value of a kept state."""
-        return self.policy.value(self._prospect_of(state))
+        return self.policy.value(self.prospect_of(state))
 
-    def _prospect_of(self, state: KeptState, passed: Container[KeptState] = ()) -> Prospect:
+    def prospect_of(self, state: KeptState, passed: Container[KeptState] = ()) -> Prospect:
+        """Return what a policy needs to value a kept state; for ``passed`` see `choose_for_slot`."""
         store, visits, before = self._store, state.visits, state.parent
         since = visits.resting_since
         return Prospect(
@@ -106,7 +107,7 @@ class Eviction:
         num_pages: int = 1,
         passed: Container[KeptState] = (),
     ) -> Rank:
-        prospect = self._prospect_of(state, passed)
+        prospect = self.prospect_of(state, passed)
         return Rank(
             tiers.get(state.state_id, Tier.OPEN),
             self.policy.level(prospect),
@@ -199,7 +200,7 @@ class Eviction:
         if victim is None:
             return False
         if not must_capture:
-            rival = self._prospect_of(victim, passed)
+            rival = self.prospect_of(victim, passed)
             mine = (self.policy.level(prospect), self.policy.value(prospect))
             if mine <= (self.policy.level(rival), self.policy.value(rival)):
                 return False

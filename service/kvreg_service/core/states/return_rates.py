@@ -50,8 +50,8 @@ _COMMON_WEIGHT = 2.0
 class StateClass:
     """States that are expected to be resumed alike.
 
-    ``is_followed`` says that a later request of the path was captured beyond it; ``pace`` is how long
-    its conversation rested before it was last resumed, see `pace_of`.
+    ``is_followed`` says that a later request of the path was captured beyond it; ``pace`` is how
+    long its conversation rested before it was last resumed, see `pace_of`.
     """
 
     kind: StateKind

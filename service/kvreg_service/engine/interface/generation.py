@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvreg_service.core.requests.identity import DEFAULT_TENANT
 from kvreg_service.core.labels import FinishReason
+from kvreg_service.core.requests.identity import DEFAULT_TENANT
 from kvreg_service.core.requests.request import Admission, CachePolicy
 from kvreg_service.core.requests.sampling_params import SamplingParams
 

@@ -19,11 +19,11 @@ class Observer(Protocol):
         ...
 
     def registry_changed(self, event: Event) -> None:
-        """A sequence was detached, attached, forked, captured, evicted, or lost its pin."""
+        """A session was detached, attached or lost its pin, or a state was kept or freed."""
         ...
 
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """The states of one admission were moved; both flags may be set."""
+    def state_copied(self, seconds: float) -> None:
+        """An admission copied the state that it resumes."""
         ...
 
     def token_followed(self, gap_s: float) -> None:

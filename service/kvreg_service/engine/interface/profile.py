@@ -21,7 +21,6 @@ class EffectiveProfile:
     lanes: int
     entries: int
     current_state: CurrentState
-    exchange: bool
     eviction: str
     max_context_tokens: int
     kv_dtype: str

@@ -56,7 +56,7 @@ class EngineProtocol(Protocol):
         ...
 
     def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
-        """Return the present lanes, entries, pools and effective profile. Never waits.
+        """Return the present lanes, sessions, pools and effective profile. Never waits.
 
         With ``tenant`` only that tenant's own.
         """
@@ -71,35 +71,35 @@ class EngineProtocol(Protocol):
         """
         ...
 
-    def drop_sequence(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Evict a kept sequence from its lane, entry or anchor place.
+    def drop_session(self, session_id: int, tenant: str | None = None) -> None:
+        """Free all kept states of a session.
 
-        With ``tenant`` only a sequence of that tenant is found.
+        With ``tenant`` only a session of that tenant is found.
 
         Raises:
-            SessionNotFound: No such sequence is kept.
+            SessionNotFound: No such session is kept.
             SessionBusy: A request runs on it.
         """
         ...
 
-    def pin(self, sequence_id: int, ttl_s: float, tenant: str | None = None) -> None:
-        """Protect a sequence from eviction for ``ttl_s`` seconds from now.
+    def pin(self, session_id: int, ttl_s: float, tenant: str | None = None) -> None:
+        """Protect a session from eviction for ``ttl_s`` seconds from now.
 
-        A pin replaces an earlier one, outlasts a time to live, and stays with the sequence when a
+        A pin replaces an earlier one, outlasts a time to live, and stays with the session when a
         request continues it.
 
         Raises:
-            SessionNotFound: No such sequence is kept.
+            SessionNotFound: No such session is kept.
             SessionBusy: A request runs on it.
-            PinRefused: With it, pinned sequences would leave no entry, or no pages for a context.
+            PinRefused: With it, pinned sessions would leave no entry, or no pages for a context.
         """
         ...
 
-    def unpin(self, sequence_id: int, tenant: str | None = None) -> None:
-        """Allow the eviction of a sequence again. Idempotent.
+    def unpin(self, session_id: int, tenant: str | None = None) -> None:
+        """Allow the eviction of a session again. Idempotent.
 
         Raises:
-            SessionNotFound: No such sequence is kept.
+            SessionNotFound: No such session is kept.
             SessionBusy: A request runs on it.
         """
         ...

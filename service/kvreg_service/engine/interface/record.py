@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvreg_service.core.labels import CheckpointKind, FinishReason, Outcome, Tail
+from kvreg_service.core.labels import FinishReason, Outcome, StateKind, Tail
 from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.requests.request import Admission, CachePolicy
 
@@ -13,13 +13,13 @@ from kvreg_service.core.requests.request import Admission, CachePolicy
 class RequestRecord:
     """One accepted request, at its end.
 
-    ``boundary`` is the position at which the checkpoint was to be captured; ``turn_boundary`` and
-    ``round_boundary`` are the two of `chat.prompt.boundary` from which it was chosen. ``prompt``
-    and ``output_ids`` are for digests and must not be changed. ``session`` is the same for all
-    requests whose conversations begin alike. ``admission`` is None if the request ended in the
-    queue. Times ending in ``_at_s`` are seconds of the monotonic clock: arrival, lane, states in
-    place, first token, end; None for what was never reached. The durations between them are never
-    negative, and None if one of the two was never reached.
+    ``turn_boundary``, ``round_boundary`` and ``message_boundary`` are those of
+    `chat.prompt.boundary`. ``prompt`` and ``output_ids`` are for digests and must not be
+    changed. ``session`` is the same for all requests whose conversations begin alike.
+    ``admission`` is None if the request ended in the queue. Times ending in ``_at_s`` are
+    seconds of the monotonic clock: arrival, lane, states in place, first token, end; None for
+    what was never reached. The durations between them are never negative, and None if one of
+    the two was never reached.
     """
 
     request_id: str
@@ -32,7 +32,6 @@ class RequestRecord:
     prompt: TokenLedger
     output_ids: tuple[int, ...]
     max_tokens: int
-    boundary: int | None
     heads: tuple[int, ...]
     cache_policy: CachePolicy
     admission: Admission | None
@@ -41,9 +40,11 @@ class RequestRecord:
     prepared_at_s: float | None
     first_token_at_s: float | None
     ended_at_s: float
-    boundary_kind: CheckpointKind = CheckpointKind.TURN
+    boundary_kind: StateKind = StateKind.TURN
+    """Turn, or response if the answer continues a message of the client."""
     turn_boundary: int | None = None
     round_boundary: int | None = None
+    message_boundary: int | None = None
     marked_heads: tuple[int, ...] = ()
     """Those of the heads that the client marked."""
     trace_parent: str | None = None

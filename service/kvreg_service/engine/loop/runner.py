@@ -17,7 +17,7 @@ from kvreg_service.core.errors import CheckpointError, wrap_failure
 from kvreg_service.core.ids import RequestId
 from kvreg_service.core.memory.pages import PageCopy
 from kvreg_service.core.requests.request import Request
-from kvreg_service.core.scheduling.step import SlotCopy, SlotSwap, StateMove, StepPlan, StepResult, Work
+from kvreg_service.core.scheduling.step import SlotCopy, StateMove, StepPlan, StepResult, Work
 from kvreg_service.model.cache import KVPages, StateSlots
 from kvreg_service.model.hybrid import HybridModel
 from kvreg_service.model.sampling import Sampler, argmax_batch, token_logprobs
@@ -121,8 +121,6 @@ class ModelRunner:
         match move:
             case SlotCopy(src, dst):
                 self._states.copy(src, dst)
-            case SlotSwap(first, second):
-                self._states.swap(first, second)
             case PageCopy(src, dst):
                 self._pages.copy_page(src, dst)
 

@@ -92,7 +92,7 @@ class StepLoop:
                 self._wake.notify()
 
     def wake(self) -> None:
-        """Look again when the next kept sequence expires. The caller holds the lock."""
+        """Look again when the next session expires. The caller holds the lock."""
         self._wake.notify()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class StepLoop:
         with self.lock:
             happened = self._scheduler.commit(plan, result, time.monotonic())
             if result.is_prepared:
-                self._reporter.report_moves(happened, result.prepare_s)
+                self._reporter.report_copies(happened, result.prepare_s)
             self._publish(happened, result.prepare_s)
         self._output.deliver_due()
         if plan.is_empty:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from kvreg_service.chat.output.detokenizer import IncrementalDetokenizer
 from kvreg_service.core import events
 from kvreg_service.core.errors import KvregError
+from kvreg_service.core.labels import StateKind
 from kvreg_service.core.requests.request import Admission, Request
 from kvreg_service.core.requests.sampling_params import TokenLogprobs
 from kvreg_service.engine.interface.generation import (
@@ -155,6 +156,7 @@ class OutputStream:
     def record(self, end: events.Terminal) -> RequestRecord:
         """Return the record of the request, which has just ended."""
         generation, request = self.generation, self.request
+        heads = generation.prompt.heads
         admitted_s = self._admitted_s if self._admission is not None else None
         return RequestRecord(
             request_id=request.request_id,
@@ -167,8 +169,7 @@ class OutputStream:
             prompt=request.prompt,
             output_ids=tuple(self.output_ids),
             max_tokens=request.max_tokens,
-            boundary=request.boundary,
-            heads=tuple(head.num_tokens for head in request.heads),
+            heads=tuple(head.num_tokens for head in heads),
             cache_policy=request.cache_policy,
             admission=self._admission,
             arrived_at_s=request.arrival_s,
@@ -176,10 +177,13 @@ class OutputStream:
             prepared_at_s=admitted_s + self._attach_s if admitted_s is not None else None,
             first_token_at_s=self._first_token_s,
             ended_at_s=time.monotonic(),
-            boundary_kind=request.boundary_kind,
+            boundary_kind=(
+                StateKind.RESPONSE if generation.prompt.is_continuation else StateKind.TURN
+            ),
             turn_boundary=generation.prompt.boundary.turn,
             round_boundary=generation.prompt.boundary.round,
-            marked_heads=tuple(head.num_tokens for head in request.heads if head.is_marked),
+            message_boundary=generation.prompt.boundary.message,
+            marked_heads=tuple(head.num_tokens for head in heads if head.is_marked),
             trace_parent=generation.trace_parent,
         )
 

@@ -33,11 +33,11 @@ class Observers:
             with _logged(observer):
                 observer.registry_changed(event)
 
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
+    def state_copied(self, seconds: float) -> None:
         """Call all of them."""
         for observer in self._observers:
             with _logged(observer):
-                observer.states_moved(seconds, is_attach=is_attach, is_detach=is_detach)
+                observer.state_copied(seconds)
 
     def token_followed(self, gap_s: float) -> None:
         """Call all of them."""

@@ -22,9 +22,8 @@ _logger = logging.getLogger(__name__)
 _REGISTRY_EVENTS = (
     events.Detached,
     events.Attached,
-    events.Forked,
+    events.StateKept,
     events.Evicted,
-    events.AnchorCaptured,
     events.PinEnded,
 )
 
@@ -42,11 +41,11 @@ class EventReporter:
         """Return the counts of one tenant, or of all together."""
         return self._tallies[tenant].totals()
 
-    def report_moves(self, happened: Sequence[events.Event], seconds: float) -> None:
-        """Report how long moving the states of one admission took."""
-        is_attach = any(isinstance(event, events.Attached) for event in happened)
-        is_detach = any(isinstance(event, events.Detached) for event in happened)
-        self._observers.states_moved(seconds, is_attach=is_attach, is_detach=is_detach)
+    def report_copies(self, happened: Sequence[events.Event], seconds: float) -> None:
+        """Report how long copying the state of an admission took, if it resumed one."""
+        for event in happened:
+            if isinstance(event, events.Admitted) and event.admission.gap_s is not None:
+                self._observers.state_copied(seconds)
 
     def report(
         self,
@@ -67,7 +66,7 @@ class EventReporter:
                     )
                 case events.ReuseFailed():
                     _logger.warning(
-                        "request %s could not reuse a kept sequence; its whole prompt is computed: "
+                        "request %s could not resume a kept state; its whole prompt is computed: "
                         "%s",
                         event.request_id,
                         event.error,
@@ -77,8 +76,8 @@ class EventReporter:
                     for tally in self._tallies_of(event.tenant):
                         tally.evictions[event.reason] += 1
                     _logger.info(
-                        "evicted sequence %d (%d tokens, %d bytes): %s",
-                        event.sequence_id, event.tokens, event.held_bytes, event.reason,
+                        "freed the %s state of session %d at %d tokens (%d bytes): %s",
+                        event.kind, event.session_id, event.tokens, event.freed_bytes, event.reason,
                     )  # fmt: skip
                 case events.UpkeepFailed():
                     _logger.error(
@@ -86,8 +85,8 @@ class EventReporter:
                     )
                 case events.PinEnded():
                     _logger.warning(
-                        "unpinned sequence %d: its pin left too little for other requests",
-                        event.sequence_id,
+                        "unpinned session %d: its pin left too little for other requests",
+                        event.session_id,
                     )
                 case _:
                     _logger.debug("%s", event)

@@ -1,28 +1,28 @@
-"""Builds the frozen views of lanes, entries and pools that the API shows.
+"""Builds the frozen views of lanes, sessions and pools that the API shows.
 
-Owns what a tenant may see: its own places, pages, slots and requests, and nothing that depends on
-other tenants.
+Owns what a tenant may see: its own lanes, sessions, pages, slots and requests, and nothing that
+depends on other tenants.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvreg_service.core.ids import AnchorId, EntryId
-from kvreg_service.core.labels import EntryState, LaneState
-from kvreg_service.core.scheduling.lane import Lane
-from kvreg_service.core.policies import EvictionPolicy
+from kvreg_service.core.labels import LaneState
+from kvreg_service.core.scheduling.lane import Lane, Run
 from kvreg_service.core.scheduling.scheduler import Scheduler
-from kvreg_service.core.sequence import Sequence
-from kvreg_service.core.value import CostModel
+from kvreg_service.core.states.kept_state import KeptState, Session
+from kvreg_service.core.states.return_rates import AGE_EDGES
 from kvreg_service.engine.interface.profile import EffectiveProfile
 from kvreg_service.engine.interface.snapshot import (
-    AnchorView,
-    EntryView,
     LaneView,
     PoolView,
     RegistrySnapshot,
+    ReturnRateView,
+    SessionView,
     StateSlotsView,
+    StateValue,
+    StateView,
     Totals,
 )
 from kvreg_service.engine.views.tenant_ids import TenantIds
@@ -30,12 +30,10 @@ from kvreg_service.engine.views.tenant_ids import TenantIds
 
 @dataclass(frozen=True)
 class SnapshotBuilder:
-    """Reads a scheduler between two steps. Time: linear in lanes and entries."""
+    """Reads a scheduler between two steps. Time: linear in lanes and kept states."""
 
     scheduler: Scheduler
     profile: EffectiveProfile
-    policy: EvictionPolicy
-    cost: CostModel
     ids: TenantIds
 
     def build(
@@ -43,141 +41,123 @@ class SnapshotBuilder:
     ) -> RegistrySnapshot:
         """Return the present state, or the part of it that belongs to ``tenant``."""
         scheduler = self.scheduler
+        runs = [lane.run for lane in scheduler.lanes if lane.run is not None]
         return RegistrySnapshot(
             profile=self.profile,
-            lanes=self._lanes(now_s, tenant),
-            entries=self._entries(now_s, tenant),
-            anchors=self._anchor_views(now_s, tenant),
+            lanes=tuple(
+                self._lane(lane, tenant)
+                for lane in scheduler.lanes
+                if tenant is None or (lane.session and lane.session.tenant == tenant)
+            ),
+            sessions=tuple(
+                self._session(session, now_s, tenant)
+                for session in scheduler.store.sessions
+                if tenant in (None, session.tenant)
+            ),
             pools=(self._pool(tenant),),
             state_slots=self._slots(tenant),
-            running=sum(one.is_busy and _is_of(one.sequence, tenant) for one in self._all_lanes()),
+            running=sum(tenant in (None, run.request.tenant) for run in runs),
             queued=scheduler.count_queued(tenant),
             is_draining=is_draining,
             totals=totals,
+            return_rates=self._return_rates() if tenant is None else (),
         )
 
-    def _all_lanes(self) -> list[Lane]:
-        return self.scheduler.holdings.lanes
-
-    def _lanes(self, now_s: float, tenant: str | None) -> tuple[LaneView, ...]:
-        return tuple(
-            self._lane_view(lane, now_s, tenant)
-            for lane in self._all_lanes()
-            if _is_of(lane.sequence, tenant)
-        )
-
-    def _lane_view(self, lane: Lane, now_s: float, tenant: str | None) -> LaneView:
-        sequence = lane.sequence
-        if sequence is None:
+    def _lane(self, lane: Lane, tenant: str | None) -> LaneView:
+        session, run = lane.session, lane.run
+        if run is None and (session is None or not session.states):
             return LaneView(lane.lane_id, LaneState.EMPTY)
         state = LaneState.RETAINED
-        if lane.run is not None:
-            state = LaneState.DECODE if lane.run.num_output_tokens else LaneState.PREFILL
+        if run is not None:
+            state = LaneState.DECODE if run.num_output_tokens else LaneState.PREFILL
         return LaneView(
             lane_id=lane.lane_id,
             state=state,
-            request_id=lane.run.request.request_id if lane.run else None,
-            sequence_id=self.ids.shown(sequence.sequence_id, tenant),
-            tokens=len(sequence.ledger),
-            checkpoint_position=_checkpoint_of(sequence),
-            frontier=sequence.frontier if sequence.has_current else None,
-            pages=len(sequence.pages),
-            age_s=max(0.0, now_s - sequence.last_used_s),
-            tenant=sequence.tenant,
-            priority=sequence.priority,
-            expires_in_s=_time_left(sequence.expires_s, now_s),
-            pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
+            request_id=run.request.request_id if run else None,
+            session_id=self.ids.shown(session.session_id, tenant) if session else None,
+            tenant=session.tenant if session else None,
+            tokens=len(run.ledger) if run else 0,
+            pages=len(run.pages) if run else 0,
         )
 
-    def _entries(self, now_s: float, tenant: str | None) -> tuple[EntryView, ...]:
-        registry = self.scheduler.holdings.registry
-        views = []
-        for index in range(registry.layout.entries):
-            sequence = registry.find(EntryId(index))
-            if not _is_of(sequence, tenant):
-                continue
-            if sequence is None:
-                views.append(EntryView(index, EntryState.EMPTY))
-            else:
-                views.append(self._entry_view(index, sequence, now_s, tenant))
-        return tuple(views)
-
-    def _entry_view(
-        self, index: int, sequence: Sequence, now_s: float, tenant: str | None
-    ) -> EntryView:
-        return EntryView(
-            entry_id=index,
-            state=EntryState.KEPT,
-            sequence_id=self.ids.shown(sequence.sequence_id, tenant),
-            tokens=sequence.reusable_tokens,
-            checkpoint_position=_checkpoint_of(sequence),
-            frontier=sequence.frontier if sequence.has_current else None,
-            pages=len(sequence.pages),
-            bytes=self.cost.held_bytes(sequence),
-            value=self.policy.value(sequence, now_s),
-            idle_s=max(0.0, now_s - sequence.last_used_s),
-            num_hits=sequence.num_hits,
-            tenant=sequence.tenant,
-            priority=sequence.priority,
-            expires_in_s=_time_left(sequence.expires_s, now_s),
-            pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
+    def _session(self, session: Session, now_s: float, tenant: str | None) -> SessionView:
+        lanes = [lane.lane_id for lane in self.scheduler.lanes if lane.session is session]
+        return SessionView(
+            session_id=self.ids.shown(session.session_id, tenant),
+            tenant=session.tenant,
+            is_shared=session.is_shared,
+            lane=lanes[0] if lanes else None,
+            num_running=session.num_running,
+            num_resumes=session.num_resumes,
+            priority=session.priority,
+            idle_s=max(0.0, now_s - session.last_used_s),
+            expires_in_s=_time_left(session.expires_s, now_s),
+            pinned_for_s=_time_left(session.pinned_until_s, now_s),
+            states=tuple(
+                self._state(state, tenant)
+                for state in sorted(session.states, key=lambda one: -one.position)
+            ),
         )
 
-    def _anchor_views(self, now_s: float, tenant: str | None) -> tuple[AnchorView, ...]:
-        anchors = self.scheduler.holdings.anchors
-        views = []
-        for index in range(anchors.num_places):
-            anchor = anchors.find(AnchorId(index))
-            sequence = anchor.sequence if anchor is not None else None
-            if not _is_of(sequence, tenant):
-                continue
-            if anchor is None or sequence is None:
-                views.append(AnchorView(index, EntryState.EMPTY))
-                continue
-            views.append(
-                AnchorView(
-                    anchor_id=index,
-                    state=EntryState.KEPT,
-                    sequence_id=self.ids.shown(sequence.sequence_id, tenant),
-                    tokens=sequence.reusable_tokens,
-                    pages=len(sequence.pages),
-                    bytes=self.cost.held_bytes(sequence),
-                    value=self.policy.value(sequence, now_s),
-                    idle_s=max(0.0, now_s - sequence.last_used_s),
-                    num_hits=sequence.num_hits,
-                    tenant=sequence.tenant,
-                    is_marked=anchor.is_marked,
-                    pinned_for_s=_time_left(sequence.pinned_until_s, now_s),
-                )
+    def _state(self, state: KeptState, tenant: str | None) -> StateView:
+        return StateView(
+            state_id=self.ids.shown(state.state_id, tenant),
+            kind=state.kind,
+            position=state.position,
+            slot=state.slot,
+            own_bytes=self.scheduler.store.own_bytes(state),
+            num_returns=state.visits.num_returns,
+            is_marked=state.is_marked,
+            why=self._why(state) if tenant is None else None,
+        )
+
+    def _why(self, state: KeptState) -> StateValue:
+        prospect = self.scheduler.eviction.prospect_of(state)
+        return StateValue(
+            value=self.scheduler.eviction.policy.value(prospect),
+            saved_s=prospect.saved_s,
+            return_rate=prospect.return_rate,
+            rest_admissions=prospect.rest,
+            is_followed=state.visits.is_followed,
+            pace=state.visits.pace,
+        )
+
+    def _return_rates(self) -> tuple[ReturnRateView, ...]:
+        return tuple(
+            ReturnRateView(
+                kind=one.kind,
+                is_followed=one.is_followed,
+                pace=one.pace,
+                ages=AGE_EDGES[:-1],
+                rested=tuple(table.rested),
+                returned=tuple(table.returned),
             )
-        return tuple(views)
+            for one, table in self.scheduler.store.rates.tables()
+        )
 
     def _pool(self, tenant: str | None) -> PoolView:
-        holdings = self.scheduler.holdings
-        total, referenced = holdings.pages.num_pages, holdings.pages.num_pages
-        referenced -= holdings.pages.num_free
+        pages = self.scheduler.store.pages
+        total, referenced = pages.num_pages, pages.num_pages - pages.num_free
         if tenant is not None:
-            quota = holdings.quotas.get(tenant)
+            quota = self.scheduler.eviction.quotas.get(tenant)
             total = total if quota is None else quota.pages
-            own = [one for one in holdings.sequences() if one.tenant == tenant]
-            referenced = len({page for one in own for page in one.pages})
+            tables = [one.pages for one in self.scheduler.store if one.tenant == tenant]
+            tables += [tuple(run.pages) for run in self._runs_of(tenant)]
+            referenced = len({page for table in tables for page in table})
             total = max(total, referenced)
         return PoolView(name="kv", total=total, free=total - referenced, referenced=referenced)
 
     def _slots(self, tenant: str | None) -> StateSlotsView:
-        sequences = self.scheduler.holdings.sequences()
-        return StateSlotsView(
-            total=self.scheduler.limits.layout.num_slots,
-            used=sum(one.num_states for one in sequences if _is_of(one, tenant)),
-        )
+        store = self.scheduler.store
+        working = sum(len(run.slots) for run in self._runs_of(tenant))
+        kept = sum(tenant in (None, state.tenant) for state in store)
+        total = store.slots.num_slots
+        # What others hold is none of a tenant's business: all but its own counts as free.
+        return StateSlotsView(total, total - working - kept, working, kept)
 
-
-def _is_of(sequence: Sequence | None, tenant: str | None) -> bool:
-    return tenant is None or (sequence is not None and sequence.tenant == tenant)
-
-
-def _checkpoint_of(sequence: Sequence) -> int | None:
-    return sequence.checkpoint.position if sequence.checkpoint else None
+    def _runs_of(self, tenant: str | None) -> list[Run]:
+        runs = [lane.run for lane in self.scheduler.lanes if lane.run is not None]
+        return [run for run in runs if tenant in (None, run.request.tenant)]
 
 
 def _time_left(until_s: float | None, now_s: float) -> float | None:

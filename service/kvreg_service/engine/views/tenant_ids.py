@@ -1,7 +1,7 @@
-"""The sequence numbers that a tenant sees, which reveal nothing about other tenants.
+"""The numbers of sessions and states that a tenant sees, which reveal nothing about other tenants.
 
-Sequences are numbered in order over all tenants. The gaps in one tenant's numbers would reveal how
-many sequences other tenants have started.
+Both are numbered in order over all tenants. The gaps in one tenant's numbers would reveal how many
+sessions other tenants have started.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from kvreg_service.core.ids import SequenceId
+from kvreg_service.core.ids import SessionId, StateId
 
 # Few enough bits for a JSON number, and too many to guess one.
 _NUM_BYTES = 6
@@ -22,16 +22,16 @@ class TenantIds:
     def __init__(self) -> None:
         self._key = os.urandom(16)
 
-    def shown(self, sequence_id: SequenceId, tenant: str | None) -> int:
+    def shown(self, number: SessionId | StateId, tenant: str | None) -> int:
         """Return the number that ``tenant`` sees; None is an admin."""
         if tenant is None:
-            return sequence_id
-        text = f"{sequence_id}/{tenant}".encode()
+            return number
+        text = f"{number}/{tenant}".encode()
         digest = blake2b(text, key=self._key, digest_size=_NUM_BYTES).digest()
         return int.from_bytes(digest, "big")
 
     def find(
-        self, shown: int, tenant: str | None, candidates: Iterable[SequenceId]
-    ) -> SequenceId | None:
-        """Return the tenant's own sequence that has this number, if any."""
+        self, shown: int, tenant: str | None, candidates: Iterable[SessionId]
+    ) -> SessionId | None:
+        """Return the tenant's own session that has this number, if any."""
         return next((one for one in candidates if self.shown(one, tenant) == shown), None)

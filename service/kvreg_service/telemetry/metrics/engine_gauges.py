@@ -1,4 +1,4 @@
-"""Gauges of the state of an engine at a scrape: lanes, entries, pages, slots and readiness.
+"""Gauges of the state of an engine at a scrape: lanes, sessions, states, pages and readiness.
 
 Owns the gauges and their names. It keeps no state between scrapes.
 """
@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvreg_service.core.labels import EntryState, LaneState
+from kvreg_service.core.labels import LaneState, StateKind
 from kvreg_service.engine.interface.profile import EffectiveProfile
 from kvreg_service.engine.interface.protocol import EngineProtocol
-from kvreg_service.engine.interface.snapshot import PoolView, RegistrySnapshot
+from kvreg_service.engine.interface.snapshot import PoolView, RegistrySnapshot, SessionView
+
+_PLACES = ("lane", "registry", "shared")
 
 
 class EngineGauges(Collector):
@@ -48,16 +50,25 @@ class EngineGauges(Collector):
 
 
 def _places(now: RegistrySnapshot) -> Iterator[Metric]:
-    kept = EntryState
-    entries: Counter[str] = Counter(entry.state for entry in now.entries)
-    anchors: Counter[str] = Counter(anchor.state for anchor in now.anchors)
+    sessions = Counter(_place(one) for one in now.sessions if one.states)
+    states: Counter[str] = Counter(state.kind for one in now.sessions for state in one.states)
     lanes: Counter[str] = Counter(lane.state for lane in now.lanes)
-    yield _states("registry_entries", "Registry entries.", entries, kept)
-    yield _gauge("registry_entries_limit", "Number of registry entries (R).", len(now.entries))
-    yield _states("anchors", "Anchor places.", anchors, kept)
-    yield _gauge("anchors_limit", "Number of anchor places.", len(now.anchors))
-    yield _states("lanes", "Lanes.", lanes, LaneState)
+    yield _by_label("kept_sessions", "Sessions with kept states.", "place", sessions, _PLACES)
+    yield _by_label("kept_states", "Kept states.", "kind", states, StateKind)
+    yield _gauge(
+        "registry_entries_limit",
+        "Displaced sessions that are surely kept (R).",
+        now.profile.entries,
+    )
+    yield _gauge("anchors_limit", "State slots added for shared heads.", now.profile.anchors)
+    yield _by_label("lanes", "Lanes.", "state", lanes, LaneState)
     yield _gauge("lanes_limit", "Number of lanes (C).", len(now.lanes))
+
+
+def _place(session: SessionView) -> str:
+    if session.is_shared:
+        return "shared"
+    return "registry" if session.lane is None else "lane"
 
 
 def _memory(now: RegistrySnapshot) -> Iterator[Metric]:
@@ -67,8 +78,8 @@ def _memory(now: RegistrySnapshot) -> Iterator[Metric]:
         limit.add_metric((pool.name,), pool.total)
     yield limit
     slots = now.state_slots
-    values = {"free": slots.total - slots.used, "used": slots.used}
-    yield _states("state_slots", "State slots.", values, tuple(values))
+    values = {"free": slots.free, "working": slots.working, "kept": slots.kept}
+    yield _by_label("state_slots", "State slots.", "state", values, values)
 
 
 def _pages(pools: Iterable[PoolView]) -> Metric:
@@ -97,8 +108,10 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"kvreg_{name}", text, value=value)
 
 
-def _states(name: str, text: str, values: Mapping[str, int], states: Iterable[str]) -> Metric:
-    family = GaugeMetricFamily(f"kvreg_{name}", text, labels=("state",))
-    for state in states:
-        family.add_metric((state,), values[state])
+def _by_label(
+    name: str, text: str, label: str, values: Mapping[str, int], names: Iterable[str]
+) -> Metric:
+    family = GaugeMetricFamily(f"kvreg_{name}", text, labels=(label,))
+    for one in names:
+        family.add_metric((one,), values.get(one, 0))
     return family

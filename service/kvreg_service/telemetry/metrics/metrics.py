@@ -14,10 +14,9 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from kvreg_service.core import errors
-from kvreg_service.core import events
+from kvreg_service.core import errors, events
 from kvreg_service.core.events import Event
-from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
+from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, StateKind, Tail
 from kvreg_service.core.requests.request import Admission
 from kvreg_service.engine.interface.protocol import EngineProtocol
 from kvreg_service.engine.interface.record import RequestRecord
@@ -36,8 +35,7 @@ FAILURES = (
 
 # Reuse path and attach of a request.
 _NEVER_STARTED = ("none", "none")
-_WAYS = (
-    _NEVER_STARTED,
+_ADMISSIONS = (
     (ReusePath.FULL_RESET, Attach.NONE),
     (ReusePath.APPEND_FRONTIER, Attach.NONE),
     (ReusePath.APPEND_FRONTIER, Attach.REGISTRY),
@@ -46,11 +44,17 @@ _WAYS = (
     (ReusePath.RESTORE_RESPONSE_CHECKPOINT, Attach.NONE),
     (ReusePath.RESTORE_RESPONSE_CHECKPOINT, Attach.REGISTRY),
     (ReusePath.RESTORE_ANCHOR, Attach.ANCHOR),
+    (ReusePath.RESTORE_BRANCH_POINT, Attach.NONE),
+    (ReusePath.RESTORE_BRANCH_POINT, Attach.REGISTRY),
+    (ReusePath.RESTORE_BRANCH_POINT, Attach.ANCHOR),
 )
+_WAYS: tuple[tuple[str, str], ...] = (_NEVER_STARTED, *_ADMISSIONS)
 _KINDS = {
     ReusePath.APPEND_FRONTIER: "frontier",
     ReusePath.RESTORE_TURN_CHECKPOINT: "turn_checkpoint",
     ReusePath.RESTORE_RESPONSE_CHECKPOINT: "response_checkpoint",
+    ReusePath.RESTORE_ANCHOR: "anchor",
+    ReusePath.RESTORE_BRANCH_POINT: "branch_point",
 }
 _SOURCES = ("computed", "lane", "registry", "anchor", "host", "disk")
 
@@ -73,7 +77,6 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self._detached: events.Detached | None = None
         self._bind_requests()
         self._bind_moves()
         self._bind_times()
@@ -87,7 +90,6 @@ class Metrics:
 
     def request_ended(self, record: RequestRecord) -> None:
         """Count a finished request."""
-        self._settle_detach()
         admission, outcome = record.admission, record.outcome
         way = (admission.reuse_path, admission.attach) if admission else _NEVER_STARTED
         self._requests[*way, record.tail, outcome].inc()
@@ -100,30 +102,20 @@ class Metrics:
 
     def registry_changed(self, event: Event) -> None:
         """Count an event of the registry."""
-        self._settle_detach(event)
         match event:
             case events.Detached():
-                self._detached = event
-            case events.Attached():
-                self._attaches["registry", _KINDS[event.path]].inc()
-            case events.Forked():
-                self._forks.inc()
+                self._detaches["kept" if event.num_states else "dropped"].inc()
+            case events.StateKept():
+                self._states_kept[event.kind].inc()
             case events.Evicted():
                 self._evictions[event.reason].inc()
-                self._evicted_bytes[event.reason].inc(event.held_bytes)
-                if event.reason is EvictionReason.DISPLACED:
-                    self._detaches["dropped"].inc()
-            case events.AnchorCaptured():
-                self._anchors_captured.inc()
+                self._evicted_bytes[event.reason].inc(event.freed_bytes)
             case events.PinEnded():
                 self._pins_ended.inc()
 
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
-        """Observe the duration of an attach, a detach or both."""
-        if is_attach:
-            self._attach_s.observe(seconds)
-        if is_detach:
-            self._detach_s.observe(seconds)
+    def state_copied(self, seconds: float) -> None:
+        """Observe how long copying a resumed state took."""
+        self._attach_s.observe(seconds)
 
     def token_followed(self, gap_s: float) -> None:
         """Observe the time between two tokens."""
@@ -152,27 +144,14 @@ class Metrics:
         self._prompt_tokens["computed"].inc(admission.computed_tokens)
         self._prompt_tokens["lane" if attach is Attach.NONE else attach].inc(cached)
         self._regret_tokens.inc(admission.regret_tokens)
-        if attach is Attach.ANCHOR:
-            # An anchor stays in its place, so there is no event for it.
-            self._attaches["anchor", "anchor"].inc()
+        if attach is not Attach.NONE:
+            self._attaches[attach, _KINDS[admission.reuse_path]].inc()
         if admission.gap_s is not None:
             self._gap_s.observe(max(0.0, admission.gap_s))
         if record.queue_s is not None:
             self._queue_s.observe(record.queue_s)
         if record.ttft_s is not None:
             self._ttft_s[admission.reuse_path].observe(record.ttft_s)
-
-    def _settle_detach(self, following: Event | None = None) -> None:
-        """Count the last detach, once the next event shows whether it belongs to an exchange."""
-        detached, self._detached = self._detached, None
-        if detached is None:
-            return
-        is_exchange = (
-            isinstance(following, events.Attached)
-            and following.is_exchange
-            and following.lane == detached.lane
-        )
-        self._detaches["exchange" if is_exchange else "entry"].inc()
 
     # The definitions.
 
@@ -214,30 +193,29 @@ class Metrics:
     def _bind_moves(self) -> None:
         self._detaches = self._counters(
             "detaches_total",
-            "Sequences displaced from their lane, by result.",
+            "Sessions whose lane another one got, by whether states of them are still kept.",
             "result",
-            ("entry", "exchange", "dropped"),
+            ("kept", "dropped"),
         )
         attaches = self._counter(
             "attaches_total",
-            "States attached to a lane, by source and kind.",
+            "Requests that resumed another session's state than their lane's, by source and kind.",
             ("from", "kind"),
         )
-        pairs = [*(("registry", kind) for kind in _KINDS.values()), ("anchor", "anchor")]
+        pairs = [
+            (attach, _KINDS[path]) for path, attach in _ADMISSIONS if attach is not Attach.NONE
+        ]
         self._attaches = {pair: attaches.labels(*pair) for pair in pairs}
-        self._forks = self._counter(
-            "forks_total", "Copies kept of sequences that continued on a lane."
-        )
-        self._anchors_captured = self._counter(
-            "anchors_captured_total", "Heads captured as anchors."
+        self._states_kept = self._counters(
+            "states_kept_total", "States that were captured, by kind.", "kind", StateKind
         )
         self._pins_ended = self._counter("pins_ended_total", "Pins that ended early.")
         self._evictions = self._counters(
-            "evictions_total", "Kept sequences that were evicted.", "reason", EvictionReason
+            "evictions_total", "Kept states that were freed.", "reason", EvictionReason
         )
         self._evicted_bytes = self._counters(
             "evicted_bytes_total",
-            "Bytes of states and pages that were evicted.",
+            "Bytes of state slots and pages that were freed with them.",
             "reason",
             EvictionReason,
         )
@@ -257,13 +235,10 @@ class Metrics:
             "inter_token_seconds", "Between two tokens of one answer.", _TOKEN_S
         )
         self._attach_s = self._histogram(
-            "attach_seconds", "Moving the states of an admission that attached.", _MOVE_S
-        )
-        self._detach_s = self._histogram(
-            "detach_seconds", "Moving the states of an admission that detached.", _MOVE_S
+            "attach_seconds", "Copying the state that a request resumes.", _MOVE_S
         )
         self._gap_s = self._histogram(
-            "reuse_gap_seconds", "How long a reused sequence was at rest.", _GAP_S
+            "reuse_gap_seconds", "How long a resumed state was at rest.", _GAP_S
         )
         whole = self._histogram(
             "request_seconds", "From the arrival of a request to its end.", _REQUEST_S, "outcome"

@@ -42,7 +42,6 @@ def _facts(settings: Settings, options: EngineOptions, plan: MemoryPlan) -> Engi
         entries=options.entries,
         anchors=options.layout.anchors,
         current_state=settings.current_state,
-        exchange=options.exchange,
         eviction=options.eviction,
         prefix_reuse=options.prefix_reuse,
         max_context_tokens=plan.demand.max_context_tokens,

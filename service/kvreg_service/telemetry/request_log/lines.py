@@ -20,7 +20,7 @@ from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.telemetry.request_log.hashes import LogHashes
 from kvreg_service.telemetry.request_log.prefixes import Examined, NewPrefixes
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Fields = dict[str, Any]
 Kind = Literal["engine", "request", "registry"]
@@ -39,7 +39,6 @@ class EngineFacts:
     entries: int
     anchors: int
     current_state: CurrentState
-    exchange: bool
     eviction: str
     prefix_reuse: bool
     max_context_tokens: int
@@ -77,7 +76,6 @@ class LineFormat:
         self._is_salt_kept = is_salt_kept
         self._started_at_s = started_at_s
         self._started_s = started_s
-        self._entry_bytes: dict[int, int] = {}
 
     def engine(self, event: Literal["start", "continue"]) -> Fields:
         """Return the fields of the line about the engine at the start of a file."""
@@ -113,7 +111,7 @@ class LineFormat:
             "priority": policy.priority,
             "ttl_s": policy.ttl_s,
             "lane": admission.lane if admission else None,
-            "sequence": admission.sequence_id if admission else None,
+            "session_id": admission.session_id if admission else None,
             "reuse_path": admission.reuse_path if admission else None,
             "attach": admission.attach if admission else None,
             "cached_tokens": admission.cached_tokens if admission else None,
@@ -122,10 +120,10 @@ class LineFormat:
             "regret_tokens": admission.regret_tokens if admission else None,
             "arrived_s": _seconds(record.arrived_at_s - self._started_s),
             **_durations(record),
-            "boundary": record.boundary,
             "boundary_kind": record.boundary_kind,
             "turn_boundary": record.turn_boundary,
             "round_boundary": record.round_boundary,
+            "message_boundary": record.message_boundary,
             "frontier": record.frontier,
             "heads": list(record.heads),
             "marked_heads": list(record.marked_heads),
@@ -139,62 +137,49 @@ class LineFormat:
     def registry(self, event: events.Event) -> Fields:
         """Return the fields of an event.
 
-        Effects:
-            Records the size of what is stored in an entry: the event of its removal has no size.
-
         Raises:
             ValueError: Observers do not receive events of this type.
         """
         match event:
-            case events.Detached(sequence, lane, entry, held_bytes):
-                self._entry_bytes[sequence] = held_bytes
-                fields = {"sequence": sequence, "lane": lane, "entry": entry, "bytes": held_bytes}
-                return {"event": "detach", **fields}
-            case events.Attached(request_id, sequence, entry, lane, path, is_exchange):
+            case events.Detached(session_id, lane, num_states, held_bytes):
                 return {
-                    "event": "exchange" if is_exchange else "attach",
-                    "request_id": request_id,
-                    "sequence": sequence,
+                    "event": "detach",
+                    "session_id": session_id,
                     "lane": lane,
-                    "entry": entry,
-                    "reuse_path": path,
-                    "bytes": self._entry_bytes.pop(sequence, None),
-                }
-            case events.Forked(sequence, origin, entry, held_bytes):
-                self._entry_bytes[sequence] = held_bytes
-                return {
-                    "event": "fork",
-                    "sequence": sequence,
-                    "origin": origin,
-                    "entry": entry,
+                    "num_states": num_states,
                     "bytes": held_bytes,
                 }
-            case events.Evicted(sequence, entry, lane, anchor, reason, tenant, tokens, held_bytes):
-                self._entry_bytes.pop(sequence, None)
+            case events.Attached(request_id, session_id, lane, path):
+                return {
+                    "event": "attach",
+                    "request_id": request_id,
+                    "session_id": session_id,
+                    "lane": lane,
+                    "reuse_path": path,
+                }
+            case events.StateKept(state_id, session_id, request_id, kind, position, is_marked):
+                return {
+                    "event": "keep",
+                    "request_id": request_id,
+                    "session_id": session_id,
+                    "state_id": state_id,
+                    "state_kind": kind,
+                    "tokens": position,
+                    "is_marked": is_marked,
+                }
+            case events.Evicted(state_id, session_id, kind, reason, tenant, tokens, freed_bytes):
                 return {
                     "event": "evict",
                     "reason": reason,
                     "tenant": self._hashes.tenant(tenant),
-                    "sequence": sequence,
-                    "lane": lane,
-                    "entry": entry,
-                    "anchor": anchor,
+                    "session_id": session_id,
+                    "state_id": state_id,
+                    "state_kind": kind,
                     "tokens": tokens,
-                    "bytes": held_bytes,
+                    "bytes": freed_bytes,
                 }
-            case events.AnchorCaptured(request_id, sequence, anchor, position, is_marked):
-                num_pages = position // PAGE_TOKENS
-                return {
-                    "event": "anchor",
-                    "request_id": request_id,
-                    "sequence": sequence,
-                    "anchor": anchor,
-                    "tokens": position,
-                    "is_marked": is_marked,
-                    "bytes": self._facts.slot_bytes + num_pages * self._facts.page_bytes,
-                }
-            case events.PinEnded(sequence):
-                return {"event": "pin_end", "sequence": sequence}
+            case events.PinEnded(session_id):
+                return {"event": "pin_end", "session_id": session_id}
             case _:
                 raise ValueError(f"{type(event).__name__} is not an event of the registry")
 

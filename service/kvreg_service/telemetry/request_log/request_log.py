@@ -1,4 +1,4 @@
-"""The request log: one line for each request and for each move of a kept sequence.
+"""The request log: one line for each request and for each change of kept states.
 
 Owns the path from the step loop's thread to the file: a bounded queue, and a thread that hashes,
 formats and writes. Errors of the file never affect requests: they are counted, logged once a minute
@@ -143,7 +143,7 @@ class RequestLog:
         """Log an event of the registry."""
         self._enqueue(event, 0)
 
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
+    def state_copied(self, seconds: float) -> None:
         """Do nothing: the line of the request has its durations."""
 
     def token_followed(self, gap_s: float) -> None:
@@ -209,7 +209,7 @@ class RequestLog:
 
     def _examine(self, record: RequestRecord, number: int) -> Examined:
         ledger = record.prompt
-        boundaries = (record.boundary, record.turn_boundary, record.round_boundary)
+        boundaries = (record.turn_boundary, record.round_boundary, record.message_boundary)
         positions = [len(ledger), *(one for one in boundaries if one is not None)]
         if record.frontier is not None:
             positions.append(record.frontier)

@@ -127,7 +127,7 @@ def _reuse(admission: Admission) -> Iterator[tuple[str, Value]]:
     yield "kvreg.reuse_path", admission.reuse_path
     yield "kvreg.attach", admission.attach
     yield "kvreg.lane", admission.lane
-    yield "kvreg.sequence", admission.sequence_id
+    yield "kvreg.session", admission.session_id
     yield "kvreg.cached_tokens", admission.cached_tokens
     yield "kvreg.computed_tokens", admission.computed_tokens
     yield "kvreg.regret_tokens", admission.regret_tokens

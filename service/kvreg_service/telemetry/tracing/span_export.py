@@ -111,7 +111,7 @@ class SpanSender:
     def registry_changed(self, event: Event) -> None:
         """Spans are of requests only."""
 
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
+    def state_copied(self, seconds: float) -> None:
         """Spans are of requests only."""
 
     def token_followed(self, gap_s: float) -> None:

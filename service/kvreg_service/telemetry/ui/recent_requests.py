@@ -99,7 +99,7 @@ class RecentRequests:
     def registry_changed(self, event: Event) -> None:
         """Do nothing: events of the registry are not shown."""
 
-    def states_moved(self, seconds: float, *, is_attach: bool, is_detach: bool) -> None:
+    def state_copied(self, seconds: float) -> None:
         """Do nothing: durations of single moves are metrics."""
 
     def token_followed(self, gap_s: float) -> None:
