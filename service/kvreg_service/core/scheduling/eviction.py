@@ -88,7 +88,10 @@ class Eviction:
         return self.policy.value(self.prospect_of(state))
 
     def prospect_of(self, state: KeptState, passed: Container[KeptState] = ()) -> Prospect:
-        """Return what a policy needs to value a kept state; for ``passed`` see `choose_for_slot`."""
+        """Return what a policy needs to value a kept state.
+
+        ``passed`` are states that are valued as in `choose_for_slot`.
+        """
         store, visits, before = self._store, state.visits, state.parent
         since = visits.resting_since
         return Prospect(
