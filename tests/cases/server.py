@@ -194,7 +194,7 @@ class Server:
 
     def kept(self) -> list[dict[str, Any]]:
         """Return the entries that hold a sequence."""
-        return [entry for entry in self.registry()["entries"] if entry["state"] == "kept"]
+        return [one for one in self.registry()["sessions"] if _is_displaced(one)]
 
     def occupied(self) -> list[dict[str, Any]]:
         """Return the lanes, entries and anchors that hold a sequence."""

@@ -12,8 +12,7 @@ from kvreg_service.demo.verdict import Play
 PlayStory = Callable[[str, Profile], Play]
 
 _SOURCE = [as_source(1), as_source(1, keep_current=False)]
-_NO_EXCHANGE = [*_SOURCE, Profile(1, exchange=False), Profile(1, False, exchange=False)]
-_EXCHANGE = [KEEP, DROP]
+_DEFAULT = [KEEP, DROP]
 
 
 def _name(profile: Profile) -> str:
@@ -24,7 +23,7 @@ def test_without_an_entry_every_request_is_prefilled_in_full(played: PlayStory) 
     assert [row.cached_tokens for row in played("ABAB", NO_ENTRY).rows] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("profile", [*_NO_EXCHANGE, *_EXCHANGE], ids=_name)
+@pytest.mark.parametrize("profile", [*_SOURCE, *_DEFAULT], ids=_name)
 def test_session_is_attached_from_the_registry_at_its_turn_boundary(
     played: PlayStory, profile: Profile
 ) -> None:
@@ -34,8 +33,8 @@ def test_session_is_attached_from_the_registry_at_its_turn_boundary(
     assert a2.cached_tokens == a1.prompt_tokens - 4
 
 
-@pytest.mark.parametrize("profile", _NO_EXCHANGE, ids=_name)
-def test_without_exchange_the_side_request_misses_after_the_session_returns(
+@pytest.mark.parametrize("profile", _SOURCE, ids=_name)
+def test_in_the_source_system_the_side_request_misses_after_the_session_returns(
     played: PlayStory, profile: Profile
 ) -> None:
     *_, b_again = played("ABAB", profile).rows
@@ -43,8 +42,8 @@ def test_without_exchange_the_side_request_misses_after_the_session_returns(
     assert (b_again.cached_tokens, b_again.path) == (0, "full_reset")
 
 
-@pytest.mark.parametrize("profile", _EXCHANGE, ids=_name)
-def test_with_exchange_the_side_request_hits_too(played: PlayStory, profile: Profile) -> None:
+@pytest.mark.parametrize("profile", _DEFAULT, ids=_name)
+def test_by_default_the_side_request_hits_too(played: PlayStory, profile: Profile) -> None:
     _, b, _, b_again = played("ABAB", profile).rows
 
     assert (b_again.attach, b_again.cached_tokens) == ("registry", b.prompt_tokens - 4)

@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError, CurrentSlotDropped, DoesNotFit
-from kvreg_service.core.ids import EntryId
+from kvreg_service.core.ids import RequestId
 from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
+from kvreg_service.core.scheduling.step import StepResult
+from kvreg_service.core.states.cost import CostModel
+from kvreg_service.core.states.policies import find_policy
 from kvreg_service.demo.run import BASE_OPTIONS
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.options import EngineOptions
@@ -29,12 +36,19 @@ def test_disabled_reuse_without_entries_is_allowed() -> None:
     assert not replace(BASE_OPTIONS, prefix_reuse=False, entries=0).prefix_reuse
 
 
-@pytest.mark.parametrize("entry", [0, 1])
-def test_dropped_current_slot_raises_instead_of_returning_another_slot(entry: int) -> None:
-    layout = SlotLayout(lanes=1, entries=2, keep_current=False)
+def test_a_frontier_that_drop_mode_should_have_dropped_raises() -> None:
+    limits = SchedulerLimits(SlotLayout(1, 1, keep_current=False), 8, 256)
+    scheduler = Scheduler(limits, find_policy("cost"), CostModel())
+    prompt = TokenLedger(Identity(b"epoch", "tenant"), range(10))
+    scheduler.submit(Request(RequestId("r"), prompt, max_tokens=1, arrival_s=0.0))
+    plan = scheduler.schedule(0.0)
+    scheduler.commit(plan, StepResult({RequestId("r"): 7}), 0.0)
+    scheduler.check_invariants()
 
-    with pytest.raises(CurrentSlotDropped, match=f"entry {entry} has no current slot"):
-        layout.entry_current(EntryId(entry))
+    scheduler.lanes[0].session = None
+
+    with pytest.raises(CurrentSlotDropped, match="session 1 kept its frontier"):
+        scheduler.check_invariants()
 
 
 @pytest.mark.parametrize("missing_bytes", [1, 123_456])

@@ -12,7 +12,7 @@ from kvreg_service.demo.verdict import Play
 PlayStory = Callable[[str, Profile], Play]
 
 _SOURCE = [NO_ENTRY, as_source(1), as_source(1, keep_current=False)]
-_FORKING = [KEEP, DROP, Profile(1, exchange=False), Profile(1, False, exchange=False), Profile(2)]
+_DEFAULT = [KEEP, DROP, Profile(2)]
 
 
 def _name(profile: Profile) -> str:
@@ -52,7 +52,7 @@ def test_session_hits_after_a_typical_title_with_one_entry(
     assert a2.cached_tokens == a1.prompt_tokens - 4
 
 
-@pytest.mark.parametrize("profile", [*_SOURCE, *_FORKING], ids=_name)
+@pytest.mark.parametrize("profile", [*_SOURCE, *_DEFAULT], ids=_name)
 def test_postfix_title_reuses_the_session(played: PlayStory, profile: Profile) -> None:
     a1, title, _ = played("postfix", profile).rows
 
@@ -69,11 +69,11 @@ def test_session_misses_after_a_postfix_title_in_the_source_system(
     assert (a2.path, a2.cached_tokens) == ("full_reset", 0)
 
 
-@pytest.mark.parametrize("profile", _FORKING, ids=_name)
-def test_session_hits_after_a_postfix_title_through_its_fork(
+@pytest.mark.parametrize("profile", _DEFAULT, ids=_name)
+def test_session_hits_after_a_postfix_title_by_default(
     played: PlayStory, profile: Profile
 ) -> None:
     a1, _, a2 = played("postfix", profile).rows
 
-    assert (a2.path, a2.attach) == ("restore_turn_checkpoint", "registry")
+    assert (a2.path, a2.attach) == ("restore_turn_checkpoint", "none")
     assert a2.cached_tokens == a1.prompt_tokens - 4

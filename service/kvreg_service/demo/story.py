@@ -117,7 +117,8 @@ def goes_on_beside(step: str) -> Rule:
     """The next turn after another request has continued the same boundary of the session."""
 
     def rule(profile: Profile) -> Expected:
-        return COLD if profile.is_as_source else goes_on(step)(profile)
+        is_lost = profile.is_as_source or profile.entries == 0
+        return COLD if is_lost else goes_on(step)(profile)
 
     return rule
 

@@ -18,7 +18,7 @@ from kvreg_service.core.states.kept_state import KeptState, Session
 from kvreg_service.core.states.return_rates import Visits
 from kvreg_service.core.states.store import StateStore
 
-MIN_BRANCH_TOKENS = 64
+MIN_BRANCH_TOKENS = 32
 """How far a branch point must lie from the nearest state or other point before it."""
 
 _PATHS = {
@@ -100,7 +100,7 @@ class AdmissionPlanner:
         known = self._store.longest_known(
             request.prompt, [one.run.ledger for one in self._lanes if one.run]
         )
-        points = tuple(self._points(request, position, known))
+        points = tuple(self._points(request, resumed, session, known))
         missed = self._store.rates.find_freed(request.prompt, position) if may_reuse else None
         return AdmissionPlan(
             request=request,
@@ -153,7 +153,7 @@ class AdmissionPlanner:
         if num_free < 1 and not is_taken_over:
             gone = [state for state, _ in freed]
             goes_on = any(point.kind.is_boundary for point in points)
-            passed = self._path(resumed) if goes_on else []
+            passed = self._passed(resumed) if goes_on else []
             victim = self._eviction.choose_for_slot(
                 request, session, now_s, but=gone, passed=passed
             )
@@ -161,10 +161,12 @@ class AdmissionPlanner:
                 freed.append((victim, EvictionReason.SLOT_NEEDED))
         return sorted(freed, key=lambda one: one[0] is resumed)
 
-    def _path(self, resumed: KeptState | None) -> list[KeptState]:
+    def _passed(self, resumed: KeptState | None) -> list[KeptState]:
+        """Return the states that a conversation goes on beyond, or beside."""
         if resumed is None:
             return []
-        return [resumed, *self._store.path_to(resumed.ledger, resumed.position)]
+        path = [resumed, *self._store.path_to(resumed.ledger, resumed.position)]
+        return path + beside(resumed)
 
     def _lost_with_lane(self, lane: Lane, session: Session | None) -> list[KeptState]:
         """Return the states that a session loses because another one gets its lane."""
@@ -183,18 +185,45 @@ class AdmissionPlanner:
 
     # What is captured.
 
-    def _points(self, request: Request, position: int, known: int | None) -> list[ResumePoint]:
+    def _points(
+        self,
+        request: Request,
+        resumed: KeptState | None,
+        session: Session | None,
+        known: int | None,
+    ) -> list[ResumePoint]:
+        """Return where states may be captured, the first one first.
+
+        Without anchors nothing is captured that only other conversations would resume.
+        """
         if not request.cache_policy.retain or not self._prefix_reuse:
             return []
+        start = resumed.position if resumed else 0
         inside: dict[int, ResumePoint] = {}
+        branches = [known] if known is not None else []
         # Of two kinds at one position a boundary counts.
         for point in sorted(request.resume_points, key=lambda one: one.kind.is_boundary):
-            if position < point.position < request.prompt_tokens:
+            if not start < point.position < request.prompt_tokens:
+                continue
+            if point.kind is StateKind.BRANCH_POINT:
+                branches.append(point.position)
+            elif point.kind is not StateKind.HEAD or self._store.layout.anchors:
                 other = inside.get(point.position)
                 is_marked = point.is_marked or (other is not None and other.is_marked)
                 inside[point.position] = replace(point, is_marked=is_marked)
-        if known is not None and known - position >= MIN_BRANCH_TOKENS:
-            is_near = any(known - MIN_BRANCH_TOKENS < one <= known for one in inside)
-            if known < request.prompt_tokens and not is_near:
-                inside[known] = ResumePoint(known, StateKind.BRANCH_POINT)
+        if session is not None or self._store.layout.anchors:
+            for position in branches:
+                near = (*inside, start)
+                is_far = not any(0 <= position - one < MIN_BRANCH_TOKENS for one in near)
+                if start < position < request.prompt_tokens and is_far:
+                    inside[position] = ResumePoint(position, StateKind.BRANCH_POINT)
         return [inside[one] for one in sorted(inside)]
+
+
+def beside(resumed: KeptState) -> list[KeptState]:
+    """Return the ends of answers that a conversation leaves beside it, as it was told otherwise."""
+    return [
+        one
+        for one in resumed.session.states
+        if one.kind is StateKind.FRONTIER and one.parent is resumed and resumed.kind.is_boundary
+    ]

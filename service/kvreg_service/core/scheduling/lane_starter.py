@@ -10,7 +10,7 @@ from kvreg_service.core.labels import Attach, EvictionReason, StateKind
 from kvreg_service.core.memory.pages import PageCopy
 from kvreg_service.core.memory.slots import LaneOwner
 from kvreg_service.core.requests.request import Admission, Request
-from kvreg_service.core.scheduling.admission import AdmissionPlan
+from kvreg_service.core.scheduling.admission import AdmissionPlan, beside
 from kvreg_service.core.scheduling.eviction import Eviction
 from kvreg_service.core.scheduling.lane import Lane, Run
 from kvreg_service.core.scheduling.reservations import Reservations
@@ -74,6 +74,8 @@ class LaneStarter:
         if resumed is not None:
             self._store.rates.resume(resumed.visits, is_deepest=plan.missed is None)
             run.visits.append(resumed.visits)
+            for other in beside(resumed):
+                other.visits.is_followed = True
             moves = self._resume(run, resumed, now_s, is_taken_over=is_taken_over)
         if plan.missed is not None:
             self._store.rates.resume_freed(plan.missed)

@@ -275,7 +275,7 @@ class Scheduler:
 
         The deepest boundary of a new session is always captured, as far as pins and the newcomers
         that were answered last allow: without it a new session would lose to old ones. So is a head
-        that the client marked.
+        that the client marked, and without entries, where a lane keeps one session, every boundary.
         """
         if self.store.find_at(run.ledger, point.position) is not None:
             return False
@@ -295,7 +295,11 @@ class Scheduler:
             self.eviction.prospect(run.session, visits, run.ledger, point.position),
             now_s,
             must_capture=point.is_marked
-            or (point.kind.is_boundary and is_last and not run.session.num_resumes),
+            or (
+                point.kind.is_boundary
+                and is_last
+                and (not run.session.num_resumes or not layout.entries)
+            ),
             passed=self.store.path_to(run.ledger, point.position) if point.kind.is_boundary else (),
         )
 

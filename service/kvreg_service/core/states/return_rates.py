@@ -38,9 +38,10 @@ _MAX_PATIENCE = 4096
 
 _FIRST_CHANCE = 0.02
 """The chance of a return in any age class before anything was counted."""
-_SIDE_SHARE = 0.1
-"""The part of that chance for a state beside the end of a conversation: one that was followed, an
-unproven head or a branch point."""
+_FOLLOWED_SHARE = 0.25
+"""The part of that chance for a state whose conversation went on beyond it."""
+_SHARED_SHARE = 0.1
+"""The same for a head or a branch point, which wait for another conversation."""
 _FIRST_WEIGHT = 1.0
 """Observations that the first chance counts as."""
 _COMMON_WEIGHT = 2.0
@@ -58,11 +59,6 @@ class StateClass:
     kind: StateKind
     is_followed: bool
     pace: int
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether the next request of a conversation is not expected to resume it."""
-        return self.is_followed or self.kind in (StateKind.HEAD, StateKind.BRANCH_POINT)
 
 
 @dataclass(eq=False)
@@ -225,8 +221,10 @@ class ReturnRates:
 
     def _chance(self, state_class: StateClass, table: RateTable, index: int) -> float:
         chance = self._common.chance(index, _FIRST_CHANCE, _FIRST_WEIGHT)
-        if state_class.is_beside:
-            chance *= _SIDE_SHARE
+        if state_class.is_followed:
+            chance *= _FOLLOWED_SHARE
+        elif state_class.kind in (StateKind.HEAD, StateKind.BRANCH_POINT):
+            chance *= _SHARED_SHARE
         return table.chance(index, chance, _COMMON_WEIGHT)
 
     def _count(self, visits: Visits, *, is_return: bool) -> None:
