@@ -193,14 +193,16 @@ class Server:
         return dict(self.send("GET", "/v1/registry").raise_for_status().json())
 
     def kept(self) -> list[dict[str, Any]]:
-        """Return the entries that hold a sequence."""
-        return [one for one in self.registry()["sessions"] if _is_displaced(one)]
+        """Return the sessions that are kept without a lane."""
+        return [
+            one
+            for one in self.registry()["sessions"]
+            if one["lane"] is None and not one["is_shared"]
+        ]
 
     def occupied(self) -> list[dict[str, Any]]:
-        """Return the lanes, entries and anchors that hold a sequence."""
-        registry = self.registry()
-        places = [*registry["lanes"], *registry["entries"], *registry["anchors"]]
-        return [place for place in places if place["sequence_id"] is not None]
+        """Return all sessions that are kept or run, also shared heads and branch points."""
+        return list(self.registry()["sessions"])
 
     def wait_until(self, gauge: Literal["running", "queued"], value: int) -> dict[str, Any]:
         """Wait until a gauge of the registry snapshot has this value; return the snapshot."""
@@ -219,14 +221,15 @@ class Server:
     def assert_clean(self) -> None:
         """CLEAN: once everything kept is dropped, the snapshot equals that before any request."""
         self.settle()
-        for place in self.occupied():
-            path = f"/v1/registry/sequences/{place['sequence_id']}"
+        for session in self.occupied():
+            path = f"/v1/registry/sessions/{session['session_id']}"
             self.send("DELETE", path).raise_for_status()
         assert self._state() == self._before
 
     def _state(self) -> dict[str, Any]:
         # Counters only grow.
-        return {name: value for name, value in self.registry().items() if name != "totals"}
+        registry = self.registry()
+        return {one: registry[one] for one in registry.keys() - {"totals", "return_rates"}}
 
     @contextmanager
     def _background_stream(self, **options: Any) -> Iterator[None]:

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from kvreg_service.core import events
-from kvreg_service.core.admission import AdmissionPlan, AdmissionPlanner, AdmissionRules
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.requests.ledger import TokenLedger
-from kvreg_service.core.policies import build_policy
-from kvreg_service.core.requests.request import Admission, CachePolicy, Request
-from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.sequence import Sequence as KeptSequence
+from kvreg_service.core.labels import StateKind
 from kvreg_service.core.memory.slots import SlotLayout
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.ledger import TokenLedger
+from kvreg_service.core.requests.request import Admission, CachePolicy, Request, ResumePoint
+from kvreg_service.core.scheduling.admission import AdmissionPlan
+from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvreg_service.core.scheduling.step import StepPlan
-from kvreg_service.core.value import CostModel
+from kvreg_service.core.states.cost import CostModel
+from kvreg_service.core.states.kept_state import KeptState, Session
+from kvreg_service.core.states.policies import find_policy
 from kvreg_service.testing.fake_runner import FakeRunner, Prefix
 
 IDENTITY = Identity(epoch=b"epoch", tenant="tenant")
@@ -67,12 +68,14 @@ class Outcome:
 
 @dataclass
 class Core:
-    """A scheduler and a runner. All invariants are checked after every step."""
+    """A scheduler and a runner.
+
+    After every step all invariants are checked, and that every kept state is as it was captured.
+    """
 
     lanes: int = 1
     entries: int = 0
     keep_current: bool = True
-    exchange: bool = True
     policy: str = "cost"
     prefix_reuse: bool = True
     anchors: int = 0
@@ -94,10 +97,9 @@ class Core:
             self.queue_limit,
             self.queue_timeout_s,
         )
-        self.rules = AdmissionRules(
-            build_policy(self.policy, COST), self.exchange, self.prefix_reuse
+        self.scheduler = Scheduler(
+            limits, find_policy(self.policy), COST, prefix_reuse=self.prefix_reuse
         )
-        self.scheduler = Scheduler(limits, self.rules, COST)
         self.runner = FakeRunner(self.layout.num_slots, self.num_pages, next_token)
         self._num_requests = 0
 
@@ -106,20 +108,30 @@ class Core:
         prompt: Sequence[int],
         *,
         boundary: int | None = None,
+        kind: StateKind = StateKind.TURN,
+        heads: Iterable[int] = (),
+        marks_heads: bool = False,
+        branch_points: Iterable[int] = (),
+        points: Iterable[ResumePoint] = (),
         max_tokens: int = 4,
         request_id: str | None = None,
         identity: Identity = IDENTITY,
         **options: Any,
     ) -> Request:
+        """Return a request that arrives now, with a boundary of ``kind`` and further points."""
         self._num_requests += 1
         names = [one.name for one in fields(CachePolicy) if one.name in options]
         policy = {name: options.pop(name) for name in names}
+        points = [*points, *(ResumePoint(one, StateKind.HEAD, marks_heads) for one in heads)]
+        points += [ResumePoint(one, StateKind.BRANCH_POINT) for one in branch_points]
+        if boundary is not None:
+            points.append(ResumePoint(boundary, kind))
         return Request(
             request_id=RequestId(request_id or f"r{self._num_requests}"),
             prompt=TokenLedger(identity, prompt),
             max_tokens=max_tokens,
             arrival_s=self.now_s,
-            boundary=boundary,
+            resume_points=tuple(points),
             cache_policy=CachePolicy(**policy),
             **options,
         )
@@ -135,9 +147,17 @@ class Core:
         plan = self.scheduler.schedule(self.now_s)
         self.runner.fail_next = dict.fromkeys(fail, error or KvregError("injected"))
         happened = self.scheduler.commit(plan, self.runner.execute(plan), self.now_s)
-        self.scheduler.check_invariants(self.now_s)
+        self.check()
         self.log += happened
         return plan, happened
+
+    def check(self) -> None:
+        """Check all invariants, and the content of every kept state and of its pages."""
+        self.scheduler.check_invariants(self.now_s)
+        for state in self.scheduler.store:
+            tokens = tuple(state.ledger.tokens[: state.position])
+            assert self.runner.state(state.slot) == tokens, f"state {state.state_id} has changed"
+            assert self.runner.holds(state.pages, state.slot), f"pages of {state.state_id} changed"
 
     def drain(self) -> Outcome:
         """Step until the scheduler has no work left, then advance the clock by one second."""
@@ -156,10 +176,27 @@ class Core:
 
     def plan(self, request: Request) -> AdmissionPlan | None:
         """Return the admission plan of a request without executing it."""
-        return AdmissionPlanner(self.scheduler.holdings, self.rules, self.now_s).plan(request)
+        return self.scheduler.planner.plan(request, self.now_s)
 
-    def kept(self) -> list[KeptSequence]:
-        return self.scheduler.holdings.kept()
+    def states(self) -> list[KeptState]:
+        """Return all kept states, the first kept one first."""
+        return sorted(self.scheduler.store, key=lambda state: state.state_id)
+
+    def at(self, position: int) -> KeptState:
+        """Return the only state at a position."""
+        (state,) = (one for one in self.states() if one.position == position)
+        return state
+
+    def kept(self) -> list[tuple[str, int]]:
+        """Return the kind and the position of every kept state, the first kept one first."""
+        return [(one.kind.value, one.position) for one in self.states()]
+
+    def sessions(self) -> list[Session]:
+        """Return the sessions that have a kept state, the oldest first."""
+        return [one for one in self.scheduler.store.sessions if one.states]
+
+    def value(self, state: KeptState) -> float:
+        return self.scheduler.eviction.value(state)
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import pytest
 from kvreg_service.core.errors import InvariantBroken, KvregError
 from kvreg_service.core.memory.pages import PageCopy
 from kvreg_service.core.requests.sampling_params import SamplingParams
-from kvreg_service.core.scheduling.step import LanePreparation, SlotCopy, SlotSwap, StepPlan, Work
+from kvreg_service.core.scheduling.step import LanePreparation, SlotCopy, StepPlan, Work
 from kvreg_service.testing.fake_runner import FakeRunner
 
 
 def _work(tokens, *, start=0, slot=0, pages=(0, 1), samples=False, capture_to=None):
     return Work(
         request_id="r",
-        sequence_id=1,
+        session_id=1,
         lane=0,
         slot=slot,
         start=start,
@@ -67,13 +67,11 @@ def test_continuing_on_a_page_overwritten_by_another_request_raises():
         runner.execute(StepPlan(None, (_work([7], start=70),)))
 
 
-def test_states_and_pages_are_copied_and_swapped():
+def test_states_and_pages_are_copied():
     runner = _runner_at(70)
     runner.execute(_moved(SlotCopy(0, 2), PageCopy(1, 3)))
+    assert runner.holds((0, 1), 0)
     assert runner.holds((0, 3), 2)
-    runner.execute(_moved(SlotSwap(2, 3)))
-    assert runner.state(2) is None
-    assert runner.holds((0, 3), 3)
 
 
 def test_a_captured_state_is_not_changed_by_later_work():
@@ -85,10 +83,11 @@ def test_a_captured_state_is_not_changed_by_later_work():
 def test_failed_moves_invalidate_their_destinations():
     runner = _runner_at(70)
     runner.fail_next = {"r": KvregError("injected")}
-    result = runner.execute(_moved(SlotCopy(0, 1), SlotCopy(0, 2), PageCopy(1, 2), SlotSwap(0, 3)))
+    result = runner.execute(_moved(SlotCopy(0, 1), SlotCopy(0, 2), PageCopy(1, 2), SlotCopy(0, 1)))
     assert set(result.failed) == {"r"}
     assert not result.is_prepared
-    assert [runner.state(slot) is None for slot in range(4)] == [True, False, False, True]
+    assert [runner.state(slot) is None for slot in range(4)] == [False, True, False, True]
+    assert not runner.holds((0, 2), 0)
 
 
 def test_failed_work_invalidates_its_state_and_the_pages_it_writes():

@@ -129,6 +129,44 @@ def test_the_common_prefix_of_a_prefix_is_the_prefix(length):
     assert whole.common_prefix(prefix) == prefix.common_prefix(whole) == length
 
 
+@pytest.mark.parametrize("position", [0, 1, 63, 64, 65, 128, 150])
+def test_a_prefix_key_matches_every_ledger_that_begins_with_the_prefix(position):
+    key = _ledger(range(150)).prefix_key(position)
+    assert key.position == position
+    assert key.is_prefix_of(_ledger([*range(position), 7, 8]))
+    assert key.is_prefix_of(_ledger(range(position)))
+
+
+@pytest.mark.parametrize("position", [1, 63, 64, 65, 128, 150])
+def test_a_prefix_key_matches_no_ledger_with_another_token_or_fewer(position):
+    key = _ledger(range(150)).prefix_key(position)
+    for wrong in {0, position // 2, position - 1}:
+        other = [*range(position), 7]
+        other[wrong] = 999
+        assert not key.is_prefix_of(_ledger(other))
+    assert not key.is_prefix_of(_ledger(range(position - 1)))
+
+
+@pytest.mark.parametrize("position", [0, 10, 64, 100])
+def test_a_prefix_key_matches_no_ledger_of_another_identity(position):
+    key = _ledger(range(100)).prefix_key(position)
+    assert not key.is_prefix_of(_ledger(range(100), Identity(b"epoch", "other tenant")))
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128])
+@pytest.mark.parametrize("position", [0, 63, 64, 126, 127])
+def test_ledgers_agree_up_to_the_first_different_token(position, length):
+    tokens = list(range(150))
+    other = tokens.copy()
+    other[position] = 999
+    assert _ledger(tokens).agrees_up_to(_ledger(other), length) == (position >= length)
+
+
+def test_a_ledger_does_not_agree_beyond_the_end_of_either():
+    assert not _ledger(range(100)).agrees_up_to(_ledger(range(70)), 71)
+    assert not _ledger(range(70)).agrees_up_to(_ledger(range(100)), 71)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

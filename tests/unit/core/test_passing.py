@@ -96,9 +96,9 @@ def test_no_request_overtakes_while_pages_are_protected(make_core, protection):
     core = make_core(lanes=4, entries=1, **POOL)
     core.run([5] * 50)
     if protection == "quota":
-        core.scheduler.custody.set_quotas({"theirs": Quota(entries=1, pages=2)}, core.now_s)
+        core.scheduler.sessions.set_quotas({"theirs": Quota(entries=1, pages=2)}, core.now_s)
     else:
-        core.scheduler.custody.pin(core.kept()[0].sequence_id, 5000.0, core.now_s)
+        core.scheduler.sessions.pin(core.sessions()[0].session_id, 5000.0, core.now_s)
     _submit(core, 10, 6)
     core.step()
     _submit(core, 90, 8)
@@ -113,7 +113,7 @@ def test_small_requests_do_not_starve_a_large_one(make_core):
     core.step()
     head = _submit(core, 90, 8)
     for _ in range(500):
-        if core.scheduler.queue_length < 20:
+        if core.scheduler.count_queued() < 20:
             core.submit([rng.randrange(40)] * 20, max_tokens=rng.choice([1, 60, 200]))
         core.step()
     starts = [event.request_id for event in core.log if isinstance(event, Admitted)]

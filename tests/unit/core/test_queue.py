@@ -6,6 +6,7 @@ import pytest
 
 from kvreg_service.core.errors import ContextTooLong, InvalidRequest, Overloaded, QueueTimeout
 from kvreg_service.core.events import Admitted, Cancelled, Failed, Finished, Terminal
+from kvreg_service.core.labels import StateKind
 
 PROMPT = list(range(300))
 
@@ -57,7 +58,7 @@ def test_a_full_queue_raises_overloaded_with_retry_after(make_core):
     with pytest.raises(Overloaded) as caught:
         core.submit(PROMPT)
     assert caught.value.retry_after_s > 0
-    assert core.scheduler.queue_length == 2
+    assert core.scheduler.count_queued() == 2
 
 
 def test_requests_are_admitted_in_order_of_arrival(make_core):
@@ -115,26 +116,31 @@ def test_a_request_cancelled_in_the_queue_never_runs(make_core):
     waiting = core.submit(PROMPT)
     assert core.scheduler.cancel(waiting, core.now_s) == [Cancelled(waiting, 0)]
     assert waiting not in {event.request_id for event in core.drain().of(Admitted)}
-    assert core.scheduler.queue_length == 0
+    assert core.scheduler.count_queued() == 0
 
 
 def test_cancelling_during_prefill_keeps_the_computed_tokens(make_core):
     core = make_core(chunk_tokens=100)
     request_id = core.submit(PROMPT)
     core.step()
-    assert core.scheduler.cancel(request_id, core.now_s) == [Cancelled(request_id, 0)]
+    kept, cancelled = core.scheduler.cancel(request_id, core.now_s)
+    assert (kept.kind, kept.position) == (StateKind.FRONTIER, 100)
+    assert cancelled == Cancelled(request_id, 0)
     assert core.run(PROMPT).cached == 100
 
 
-def test_cancelling_before_the_first_chunk_leaves_an_empty_lane(make_core):
+def test_cancelling_before_the_first_chunk_keeps_nothing(make_core):
     core = make_core(lanes=2, chunk_tokens=100)
-    core.submit([1] * 100)
+    core.submit([1] * 250, max_tokens=1)
     waiting = core.submit(PROMPT)
     core.step()
     core.step()
+    (lane,) = (one for one in core.scheduler.lanes if one.run and one.run.request.request_id == waiting)
+    assert lane.run.num_computed == 0, "precondition of this test"
     core.scheduler.cancel(waiting, core.now_s)
-    core.scheduler.check_invariants()
-    assert len(core.kept()) <= 1
+    core.check()
+    assert core.kept() == []
+    assert lane.session is None
 
 
 def test_cancelling_during_decode_keeps_exactly_the_sampled_tokens(make_core):
@@ -142,8 +148,8 @@ def test_cancelling_during_decode_keeps_exactly_the_sampled_tokens(make_core):
     request_id = core.submit(PROMPT, max_tokens=100)
     for _ in range(20):
         core.step()
-    (cancelled,) = core.scheduler.cancel(request_id, core.now_s)
-    assert cancelled.completion_tokens == 20
+    *_, cancelled = core.scheduler.cancel(request_id, core.now_s)
+    assert cancelled == Cancelled(request_id, 20)
     sent = [event.token for event in core.log if hasattr(event, "token")]
     assert core.run([*PROMPT, *sent]).cached == 319
 
@@ -167,7 +173,7 @@ def test_cancelling_an_unknown_or_completed_request_does_nothing(make_core):
     assert core.scheduler.cancel("unknown", core.now_s) == []
 
 
-def test_cancelling_a_prefill_after_its_boundary_keeps_the_checkpoint(make_core):
+def test_cancelling_a_prefill_after_its_boundary_keeps_the_boundary(make_core):
     core = make_core(chunk_tokens=100)
     request_id = core.submit(PROMPT, boundary=150)
     core.step()

@@ -1,11 +1,11 @@
-"""The contents of one step: at most one chunk of prefill, all decodes, checkpoint captures."""
+"""The contents of one step: at most one chunk of prefill, all decodes."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvreg_service.core.errors import ConfigurationError
-from kvreg_service.core.events import CheckpointCaptured, Finished, TokenSampled
+from kvreg_service.core.events import Finished, TokenSampled
 from kvreg_service.core.labels import FinishReason
 
 
@@ -28,34 +28,9 @@ def _chunks(outcome, request_id=None) -> list[tuple[int, int]]:
         (249, [(0, 100), (100, 200), (200, 249), (249, 250)]),
     ],
 )
-def test_prefill_is_chunked_and_stops_at_the_checkpoint(make_core, boundary, chunks):
+def test_prefill_is_chunked_and_stops_where_a_state_is_captured(make_core, boundary, chunks):
     core = make_core(chunk_tokens=100)
     assert _chunks(core.run(range(250), boundary=boundary, max_tokens=1)) == chunks
-
-
-@pytest.mark.parametrize("boundary", [0, 250, 251, 9999])
-def test_a_boundary_outside_the_computed_part_captures_nothing(make_core, boundary):
-    outcome = make_core().run(range(250), boundary=boundary)
-    assert not outcome.of(CheckpointCaptured)
-
-
-def test_a_boundary_at_the_resumed_position_is_not_captured_again(make_core):
-    core = make_core()
-    core.run(range(250), boundary=200)
-    outcome = core.run([*range(200), 7, 7], boundary=200)
-    assert outcome.cached == 200
-    assert not outcome.of(CheckpointCaptured)
-
-
-def test_the_checkpoint_is_captured_at_the_boundary(make_core):
-    outcome = make_core(chunk_tokens=64).run(range(250), boundary=130)
-    assert [event.position for event in outcome.of(CheckpointCaptured)] == [130]
-
-
-def test_the_capture_goes_to_the_checkpoint_slot_of_the_lane(make_core):
-    outcome = make_core(lanes=2).run(range(250), boundary=130)
-    captures = [work.capture_to for plan in outcome.steps for work in plan.work]
-    assert captures[:2] == [2, None]
 
 
 def test_only_the_last_chunk_samples(make_core):
@@ -163,11 +138,12 @@ def test_a_stop_string_found_by_the_runner_ends_generation(make_core):
     assert happened[-1] == Finished(request_id, FinishReason.STOP, 1)
 
 
-def test_the_last_sampled_token_is_not_in_the_kept_ledger(make_core):
+def test_the_last_sampled_token_is_not_in_the_kept_state(make_core):
     core = make_core()
     answer = core.run(range(100), max_tokens=5).answer
-    (kept,) = core.kept()
-    assert list(kept.ledger.tokens) == [*range(100), *answer[:-1]]
+    (state,) = core.states()
+    assert state.position == 104
+    assert list(state.ledger.tokens[:104]) == [*range(100), *answer[:-1]]
 
 
 def test_cached_and_computed_tokens_add_up_to_the_prompt(make_core):

@@ -191,7 +191,8 @@ class Eviction:
     ) -> bool:
         """Free a slot for a state that a run could capture, if that is worth it.
 
-        With ``must_capture`` the least valuable open state gives way whatever its value.
+        With ``must_capture`` the least valuable open state gives way whatever its value. If all are
+        worth more, a conversation still gives up a state of its own that it has ``passed``.
         """
         if self._store.slots.num_free:
             return True
@@ -200,15 +201,24 @@ class Eviction:
         victim = self.choose_for_slot(
             run.request, run.session, now_s, up_to=Tier.OPEN, passed=passed
         )
-        if victim is None:
-            return False
-        if not must_capture:
+        if victim is not None and not must_capture:
             rival = self.prospect_of(victim, passed)
             mine = (self.policy.level(prospect), self.policy.value(prospect))
             if mine <= (self.policy.level(rival), self.policy.value(rival)):
-                return False
+                victim = self._least_of(passed, run, now_s)
+        if victim is None:
+            return False
         self._store.free(victim, EvictionReason.SLOT_NEEDED)
         return True
+
+    def _least_of(self, passed: Collection[KeptState], run: Run, now_s: float) -> KeptState | None:
+        """Return the least valuable state that a conversation has passed and may give up."""
+        own = [
+            one
+            for one in passed
+            if one.visits.can_be_followed and self.may_free(one, run.request.tenant, now_s)
+        ]
+        return min(own, key=lambda one: self._rank(one, {}, passed=passed), default=None)
 
     # For pages.
 
