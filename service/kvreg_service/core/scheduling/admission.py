@@ -175,6 +175,8 @@ class AdmissionPlanner:
             return []
         if any(other.session is displaced for other in self._lanes if other is not lane):
             return []
+        if not self._store.layout.entries:
+            return list(displaced.states)
         if self._eviction.policy.keeps_only_r_sessions:
             others = [one for one in self._reservations.displaced() if one is not displaced]
             if len(others) >= self._store.layout.entries:

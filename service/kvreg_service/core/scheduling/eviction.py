@@ -133,16 +133,24 @@ class Eviction:
         return tiers
 
     def _protected_sessions(self, request: Request, session: Session | None) -> list[Session]:
-        """Return the newcomers that were answered last, and are longer than the request."""
+        """Return the newcomers that were answered last, and are longer than the request.
+
+        With two entries the very last one is also kept from a longer request that begins a session:
+        both are newcomers then.
+        """
         limit = min(MAX_PROTECTED_SESSIONS, self._store.layout.entries)
-        found: list[Session] = []
-        for one in sorted(self._store.sessions, key=lambda each: -each.answered):
-            if len(found) == limit or not one.answered:
-                break
-            longest = max((state.position for state in one.essentials), default=0)
-            if one.is_newcomer and one is not session and longest > request.prompt_tokens:
-                found.append(one)
-        return found
+        newcomers = [
+            one
+            for one in sorted(self._store.sessions, key=lambda each: -each.answered)
+            if one.is_newcomer and one.answered and one is not session and one.states
+        ]
+        is_first = session is None or session.is_newcomer
+        return [
+            one
+            for place, one in enumerate(newcomers)
+            if one.prompt_tokens > request.prompt_tokens
+            or (place == 0 and is_first and limit == MAX_PROTECTED_SESSIONS)
+        ][:limit]
 
     # For slots.
 

@@ -131,6 +131,7 @@ class LaneStarter:
         self, session: Session, request: Request, now_s: float, *, is_resumed: bool
     ) -> None:
         session.last_used_s = now_s
+        session.prompt_tokens = request.prompt_tokens
         session.is_lent = False
         session.num_resumes += is_resumed
         if request.cache_policy.retain:

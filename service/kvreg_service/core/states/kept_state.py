@@ -27,6 +27,8 @@ class Session:
     """Whether only its first turn was seen: nothing of it was resumed, or freed before."""
     pace: int = 0
     """How long it rested before its last turn; 0 for a newcomer. See `return_rates.pace_of`."""
+    prompt_tokens: int = 0
+    """Length of its last prompt."""
     num_resumes: int = 0
     num_running: int = 0
     """Requests that continue it now."""

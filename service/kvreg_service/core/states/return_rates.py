@@ -42,7 +42,7 @@ _FOLLOWED_SHARE = 0.1
 """The part of that chance for a state whose conversation went on beyond it."""
 _SHARED_SHARE = 0.1
 """The same for a head or a branch point, which wait for another conversation."""
-_FIRST_WEIGHT = 1.0
+_FIRST_WEIGHT = 8.0
 """Observations that the first chance counts as."""
 _COMMON_WEIGHT = 2.0
 """Observations that the chance over all classes counts as in each class."""
