@@ -61,10 +61,10 @@ def test_page_pressure_frees_no_more_than_needed(make_core):
 
 def test_page_pressure_frees_the_least_value_per_page_first(make_core):
     core = make_core(entries=4, num_pages=16, max_context_tokens=1024)
-    for number, length in enumerate((256, 80, 192, 64)):
+    for number, length in enumerate((66, 190, 65, 256)):
         _keep(core, number, length)
-    # 4 + 2 + 3 + 1 pages are kept, so 6 are free.
-    assert _victims(core.run(_text(9, 64 * 9), max_tokens=1)) == [80, 64]
+    # 2 + 3 + 2 + 4 pages are kept, so 5 are free.
+    assert sorted(_victims(core.run(_text(9, 64 * 9), max_tokens=1))) == [65, 66]
 
 
 def test_a_prompt_that_needs_all_pages_gets_them(make_core):

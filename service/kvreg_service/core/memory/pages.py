@@ -102,13 +102,18 @@ class PagePool:
         """Return whether another table holds the last page of this one."""
         return self._num_holders[table[-1]] > 1
 
-    def count_own(self, table: Sequence[PageId]) -> int:
-        """Return how many pages would become free if this table were released."""
+    def count_own(self, *tables: Sequence[PageId]) -> int:
+        """Return how many pages would become free if all of these tables were released."""
         num_own = 0
-        page = table[-1] if table else None
-        while page is not None and self._num_holders[page] == 1:
-            num_own += 1
-            page = self._previous[page]
+        released: dict[PageId, int] = {}
+        for table in tables:
+            page = table[-1] if table else None
+            while page is not None:
+                released[page] = released.get(page, 0) + 1
+                if released[page] < self._num_holders[page]:
+                    break
+                num_own += 1
+                page = self._previous[page]
         return num_own
 
     def recount(self, tables: Iterable[Sequence[PageId]]) -> None:

@@ -133,24 +133,34 @@ class Eviction:
         return tiers
 
     def _protected_sessions(self, request: Request, session: Session | None) -> list[Session]:
-        """Return the newcomers that were answered last, and are longer than the request.
+        """Return the sessions that a request may not take states from, while others have any.
 
-        With two entries the very last one is also kept from a longer request that begins a session:
-        both are newcomers then.
+        These are the newcomers that were answered last and are longer than the request. With two
+        entries the very last one is also kept from a longer newcomer. From a request that begins a
+        session, such as a title request, the known session that was answered last is kept as well.
         """
-        limit = min(MAX_PROTECTED_SESSIONS, self._store.layout.entries)
-        newcomers = [
+        entries = self._store.layout.entries
+        limit = min(MAX_PROTECTED_SESSIONS, entries)
+        recent = [
             one
             for one in sorted(self._store.sessions, key=lambda each: -each.answered)
-            if one.is_newcomer and one.answered and one is not session and one.states
+            if one.answered and one.states and one is not session and not one.is_shared
         ]
+        newcomers = [one for one in recent if one.is_newcomer]
         is_first = session is None or session.is_newcomer
-        return [
+        found = [
             one
             for place, one in enumerate(newcomers)
             if one.prompt_tokens > request.prompt_tokens
             or (place == 0 and is_first and limit == MAX_PROTECTED_SESSIONS)
         ][:limit]
+        if is_first and entries:
+            found += [
+                one
+                for one in recent
+                if not one.is_newcomer and one.prompt_tokens > request.prompt_tokens
+            ][:1]
+        return found
 
     # For slots.
 

@@ -45,7 +45,8 @@ class LaneStarter:
         Effects: if it raises, the request may be half on its lane, and the caller must repair.
         """
         request, resumed, lane = plan.request, plan.resumed, self._lanes[plan.lane]
-        displaced = lane.session
+        # A session whose states are all freed is on no lane any more.
+        displaced = lane.session if lane.session and lane.session.states else None
         self._store.rates.count_admission()
         gap_s = max(0.0, now_s - resumed.last_used_s) if resumed else None
         continued = resumed.session if resumed and not resumed.session.is_shared else None
@@ -157,7 +158,7 @@ class LaneStarter:
         if displaced is not None and displaced is not session:
             held = self._store.cost.held_bytes(
                 len(displaced.states),
-                sum(self._store.pages.count_own(state.pages) for state in displaced.states),
+                self._store.pages.count_own(*(state.pages for state in displaced.states)),
             )
             events.append(Detached(displaced.session_id, plan.lane, len(displaced.states), held))
         admission = Admission(

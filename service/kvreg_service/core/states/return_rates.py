@@ -38,7 +38,7 @@ _MAX_PATIENCE = 4096
 
 _FIRST_CHANCE = 0.02
 """The chance of a return in any age class before anything was counted."""
-_FOLLOWED_SHARE = 0.1
+_FOLLOWED_SHARE = 0.05
 """The part of that chance for a state whose conversation went on beyond it."""
 _SHARED_SHARE = 0.1
 """The same for a head or a branch point, which wait for another conversation."""
