@@ -9,17 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvreg_service.core.events import (
-    Admitted,
-    AnchorCaptured,
-    Attached,
-    Detached,
-    Evicted,
-    Forked,
-)
-from kvreg_service.core.labels import Attach, EvictionReason
+from kvreg_service.core.events import Admitted, Attached, Detached, Evicted, StateKept
+from kvreg_service.core.labels import EvictionReason, ReusePath, StateKind
 from kvreg_service.core.states.quota import Quota
-from kvreg_service.core.requests.request import Head
 
 
 def _text(number: int, length: int = 150) -> list[int]:
@@ -27,7 +19,7 @@ def _text(number: int, length: int = 150) -> list[int]:
 
 
 def _turn(tokens: list[int], **options: Any) -> dict[str, Any]:
-    """Return a request whose checkpoint is captured before the last prompt token."""
+    """Return a request whose boundary lies before the last prompt token."""
     return {"prompt": tokens, "boundary": len(tokens) - 1, "max_tokens": 3, **options}
 
 
@@ -44,17 +36,20 @@ class Scenario:
     leads_to: tuple[Callable[[Any], bool], ...] = ()
 
 
-def _is(kind: type, **fields: object) -> Callable[[Any], bool]:
+def _is(event_type: type, **fields: object) -> Callable[[Any], bool]:
     def matches(event: Any) -> bool:
-        return isinstance(event, kind) and all(
+        return isinstance(event, event_type) and all(
             getattr(event, name) == value for name, value in fields.items()
         )
 
     return matches
 
 
-def _from_anchor(event: Any) -> bool:
-    return isinstance(event, Admitted) and event.admission.attach is Attach.ANCHOR
+def _resumes(path: ReusePath) -> Callable[[Any], bool]:
+    def matches(event: Any) -> bool:
+        return isinstance(event, Admitted) and event.admission.reuse_path is path
+
+    return matches
 
 
 A, B, C = (_turn(_text(number)) for number in (1, 2, 3))
@@ -62,78 +57,83 @@ SHORT, LONG = _turn(_text(4, 70)), _turn(_text(5, 450))
 NEXT_A, NEXT_B = (_turn([*first["prompt"][:-1], *_text(8, 30)]) for first in (A, B))
 SIDE_ON_A = _turn([*A["prompt"][:-1], 7, 7, 7, 7])
 RUNNING = _turn(_text(6, 90), max_tokens=9)
-BORROWS_A = _turn([*A["prompt"][:-1], 6, 6, 6], retain=False)
-HEAD = (Head(128),)
+LOOKS_AT_A = _turn([*A["prompt"][:-1], 6, 6, 6], retain=False)
 WITH_HEAD, SAME_HEAD = (
-    _turn([*_text(7, 140), *_text(number, 20)], heads=HEAD) for number in (10, 11)
+    _turn([*_text(7, 140), *_text(number, 20)], heads=(128,)) for number in (10, 11)
 )
-OTHER_HEAD = _turn(_text(12, 160), heads=(Head(128, is_marked=True),))
+OTHER_HEAD = _turn(_text(12, 160), heads=(128,), marks_heads=True)
+LEAVES_A = _turn([*_text(1, 100), *_text(13, 60)])
 SMALL = {"num_pages": 8, "max_context_tokens": 512}
+
+_FOR_SLOT = _is(Evicted, reason=EvictionReason.SLOT_NEEDED)
+_FOR_PAGES = _is(Evicted, reason=EvictionReason.PAGES_NEEDED)
+_DISPLACED = _is(Evicted, reason=EvictionReason.DISPLACED)
+_RESTORES = _resumes(ReusePath.RESTORE_TURN_CHECKPOINT)
 
 SCENARIOS = {
     "cold": Scenario({"entries": 1}, (), (A,)),
     "cold in chunks": Scenario({"entries": 1, "chunk_tokens": 64}, (), (LONG,)),
-    "append": Scenario({}, (A,), (_turn([*A["prompt"], *_text(8, 30)]),)),
-    "restore": Scenario({}, (A,), (NEXT_A,)),
+    "append": Scenario(
+        {},
+        (_turn(_text(1), max_tokens=1),),
+        (_turn([*_text(1), *_text(8, 30)]),),
+        (_resumes(ReusePath.APPEND_FRONTIER),),
+    ),
+    "restore": Scenario({"entries": 1}, (A,), (NEXT_A,), (_RESTORES,)),
+    "restore in the slot of the state itself": Scenario(
+        {"entries": 1, "policy": "lru"}, (SHORT, A, B), (NEXT_A,), (_RESTORES, _FOR_SLOT)
+    ),
     "detach": Scenario({"entries": 1}, (A,), (B,), (_is(Detached),)),
     "detach that drops current": Scenario(
-        {"entries": 1, "keep_current": False}, (A,), (B,), (_is(Detached),)
+        {"entries": 1, "keep_current": False}, (A,), (B,), (_is(Detached), _DISPLACED)
     ),
-    "detach with eviction": Scenario(
-        {"entries": 1},
-        (SHORT, A),
-        (B,),
-        (_is(Detached), _is(Evicted, reason=EvictionReason.ENTRY_NEEDED)),
+    "slots under pressure": Scenario({"entries": 1}, (SHORT, A, B), (C,), (_FOR_SLOT,)),
+    "displaced without an entry": Scenario({}, (A,), (B,), (_DISPLACED,)),
+    "displaced without room under policy none": Scenario(
+        {"entries": 1, "policy": "none"}, (A, B), (C,), (_DISPLACED,)
     ),
-    "displaced without a free entry": Scenario(
-        {}, (A,), (B,), (_is(Evicted, reason=EvictionReason.DISPLACED),)
-    ),
-    "attach": Scenario(
-        {"entries": 2, "exchange": False}, (A, B), (NEXT_A,), (_is(Attached, is_exchange=False),)
-    ),
-    "exchange": Scenario({"entries": 1}, (A, B), (NEXT_A,), (_is(Attached, is_exchange=True),)),
-    "exchange that drops current": Scenario(
-        {"entries": 1, "keep_current": False},
-        (A, B),
+    "superseded under policy none": Scenario(
+        {"entries": 1, "policy": "none"},
+        (A,),
         (NEXT_A,),
-        (_is(Attached, is_exchange=True),),
+        (_is(Evicted, reason=EvictionReason.SUPERSEDED),),
     ),
-    "fork": Scenario({"entries": 1}, (A,), (SIDE_ON_A,), (_is(Forked),)),
-    "fork into the remaining entry": Scenario(
-        {"entries": 2, "exchange": False}, (A, B), (SIDE_ON_A,), (_is(Forked), _is(Attached))
+    "attach": Scenario({"entries": 2}, (A, B), (NEXT_A,), (_is(Attached), _is(Detached))),
+    "attach that drops current": Scenario(
+        {"entries": 1, "keep_current": False}, (A, B), (NEXT_A,), (_is(Attached), _DISPLACED)
     ),
-    "fork that replaces an older one": Scenario(
-        {"entries": 1},
-        (A, NEXT_A),
-        (_turn([*NEXT_A["prompt"][:-1], *_text(9, 20)]),),
-        (_is(Forked), _is(Evicted, reason=EvictionReason.ENTRY_NEEDED)),
-    ),
-    "borrow": Scenario({"entries": 1}, (A,), (BORROWS_A,), (_is(Forked),)),
-    "borrow without an entry for a copy": Scenario({}, (A,), (BORROWS_A,)),
-    "shared tail page": Scenario(
-        {"entries": 1}, (A, SIDE_ON_A), (_turn([*A["prompt"][:-1], 5, 5, 5]),), (_is(Attached),)
-    ),
-    "pages under pressure": Scenario(
-        {"entries": 2, **SMALL},
-        (A, B),
-        (LONG,),
-        (_is(Evicted, reason=EvictionReason.PAGES_NEEDED),),
+    "side request on a history": Scenario({"entries": 1}, (A,), (SIDE_ON_A,), (_RESTORES,)),
+    "request that is not retained": Scenario({"entries": 1}, (A,), (LOOKS_AT_A,), (_RESTORES,)),
+    "request that is not retained, without entries": Scenario({}, (A,), (LOOKS_AT_A,)),
+    "pages under pressure": Scenario({"entries": 2, **SMALL}, (A, B), (LONG,), (_FOR_PAGES,)),
+    "copy of a partial page under pressure": Scenario(
+        {"entries": 2, "num_pages": 8, "max_context_tokens": 512},
+        (A, _turn(_text(5, 300))),
+        (NEXT_A,),
+        (_RESTORES, _FOR_PAGES),
     ),
     "first occurrence of a head": Scenario(
-        {"anchors": 1}, (), (WITH_HEAD,), (_is(AnchorCaptured),)
+        {"anchors": 1}, (), (WITH_HEAD,), (_is(StateKept, kind=StateKind.HEAD),)
     ),
-    "anchor": Scenario(
+    "head": Scenario(
         {"entries": 1, "anchors": 1},
         (WITH_HEAD,),
         (SAME_HEAD,),
-        (_from_anchor,),
+        (_resumes(ReusePath.RESTORE_ANCHOR),),
     ),
-    "anchor that replaces an older one": Scenario(
+    "marked head that replaces another state": Scenario(
         {"entries": 1, "anchors": 1},
-        (WITH_HEAD,),
+        (A, B, WITH_HEAD),
         (OTHER_HEAD,),
-        (_is(AnchorCaptured), _is(Evicted, reason=EvictionReason.ANCHOR_NEEDED)),
+        (_is(StateKept, kind=StateKind.HEAD), _FOR_SLOT),
     ),
+    "branch point": Scenario(
+        {"entries": 1, "anchors": 1},
+        (A,),
+        (LEAVES_A,),
+        (_is(StateKept, kind=StateKind.BRANCH_POINT),),
+    ),
+    "freed state that returns": Scenario({}, (A, B), (NEXT_A,)),
     "expired time to live": Scenario(
         {"entries": 1},
         (B, _turn(_text(1), ttl_s=0.5)),
@@ -153,10 +153,13 @@ SCENARIOS = {
         (RUNNING, NEXT_A, NEXT_B),
         (_is(Attached),),
     ),
+    "two requests on one state": Scenario(
+        {"lanes": 2, "entries": 1}, (A,), (NEXT_A, SIDE_ON_A), (_RESTORES,)
+    ),
     "two requests under page pressure": Scenario(
         {"lanes": 2, "entries": 2, "num_pages": 12, "max_context_tokens": 512},
         (A, B),
         (RUNNING, LONG),
-        (_is(Evicted, reason=EvictionReason.PAGES_NEEDED),),
+        (_FOR_PAGES,),
     ),
 }

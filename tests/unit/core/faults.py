@@ -13,7 +13,7 @@ from inspect import CO_GENERATOR
 from types import CodeType
 from typing import Any, Literal
 
-from kvreg_service.core import intake, scheduler
+from kvreg_service.core.scheduling import intake, scheduler
 
 Moment = Literal["call", "return"]
 Path = tuple[tuple[CodeType, int], ...]

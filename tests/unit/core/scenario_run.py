@@ -29,7 +29,7 @@ class ScenarioRun:
     """A scheduler and its runner, after the requests of a scenario are submitted.
 
     After ``steps_before_cancel`` steps the first request is cancelled. With ``dropped``, the
-    run starts by dropping the kept sequence at that index.
+    run starts by dropping the kept session at that index.
     """
 
     core: Any
@@ -50,7 +50,7 @@ class ScenarioRun:
         quota = core_options.pop("quota", None)
         core = make_core(**core_options)
         if quota is not None:
-            core.scheduler.custody.set_quotas({TENANT: quota}, core.now_s)
+            core.scheduler.sessions.set_quotas({TENANT: quota}, core.now_s)
         for request in scenario.kept:
             core.run(**request)
         requests = {core.submit(**request): request for request in scenario.submitted}
@@ -97,7 +97,7 @@ class ScenarioRun:
         core.now_s += 0.01
         with observed:
             plan = core.scheduler.schedule(core.now_s)
-        core.scheduler.check_invariants()
+        core.check()
         self._executed = plan, core.runner.execute(plan)
 
     def _commit(self, observed: AbstractContextManager[None]) -> None:
@@ -107,19 +107,19 @@ class ScenarioRun:
             self.events += self.core.scheduler.commit(plan, result, self.core.now_s)
         self._executed = None
         self._num_steps += 1
-        self.core.scheduler.check_invariants()
+        self.core.check()
 
     def _cancel(self, observed: AbstractContextManager[None]) -> None:
         self._num_other_calls += 1
         with observed:
             self.events += self.core.scheduler.cancel(next(iter(self.requests)), self.core.now_s)
-        self.core.scheduler.check_invariants()
+        self.core.check()
 
     def _drop(self, observed: AbstractContextManager[None]) -> None:
         assert self.dropped is not None
         self._num_other_calls += 1
-        sequence = self.core.kept()[self.dropped]
+        session = self.core.sessions()[self.dropped]
         # `drop` raises the fault to its caller; the pools must still be consistent.
         with suppress(InjectedFault), observed:
-            self.core.scheduler.custody.drop(sequence.sequence_id)
-        self.core.scheduler.check_invariants()
+            self.core.scheduler.sessions.drop(session.session_id)
+        self.core.check()

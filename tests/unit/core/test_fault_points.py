@@ -79,15 +79,15 @@ def _check_next_turns(run: ScenarioRun, scenario: Scenario, expected: Expected) 
 
 
 def _check_idle(core) -> None:
-    """Check that all pages, entries and lanes are free once all kept sequences are dropped."""
-    holdings = core.scheduler.holdings
-    for sequence in list(core.kept()):
-        core.scheduler.custody.drop(sequence.sequence_id)
-    core.scheduler.check_invariants()
-    assert holdings.pages.num_free == core.num_pages
-    assert holdings.registry.num_kept == 0
-    assert [lane.sequence for lane in holdings.lanes] == [None] * core.lanes
-    assert core.scheduler.queue_length == core.scheduler.num_running == 0
+    """Check that all pages, slots and lanes are free once all kept sessions are dropped."""
+    for session in core.sessions():
+        core.scheduler.sessions.drop(session.session_id)
+    core.check()
+    store = core.scheduler.store
+    assert store.pages.num_free == core.num_pages
+    assert store.slots.num_free == core.layout.num_slots
+    assert store.sessions == []
+    assert core.scheduler.count_queued() == core.scheduler.num_running == 0
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ def test_fault_in_commit_fails_one_request(make_core, scenario, moment):
 @moments
 @pytest.mark.parametrize(
     ("name", "num_steps"),
-    [("cold in chunks", 1), ("restore", 2), ("borrow", 2), ("beside a running request", 3)],
+    [("cold in chunks", 1), ("restore", 2), ("request that is not retained", 2), ("beside a running request", 3)],
 )
 def test_fault_in_cancel_fails_no_other_request(make_core, name, num_steps, moment):
     _sweep(make_core, SCENARIOS[name], "cancel", moment, steps_before_cancel=num_steps)
 
 
 @moments
-@pytest.mark.parametrize("index", [0, 1], ids=["lane", "entry"])
+@pytest.mark.parametrize("index", [0, 1], ids=["displaced", "on a lane"])
 def test_fault_in_drop_leaves_the_pools_consistent(make_core, index, moment):
     _sweep(make_core, Scenario({"entries": 1}, (A, B), ()), "drop", moment, dropped=index)

@@ -185,10 +185,11 @@ def test_other_tenants_do_not_free_heads_within_a_quota(make_core):
 
 def test_a_tenant_with_a_quota_may_free_sessions_of_tenants_without_one(make_core):
     core = _with_quotas(make_core, {"a": Quota(entries=1, pages=4)}, entries=1, **SMALL)
-    _keep(core, OTHER, 1, 450)
-    outcome = _keep(core, A, 2, 500, max_tokens=11)
+    for number in (1, 2):
+        _keep(core, OTHER, number, 450)
+    outcome = _keep(core, A, 3, 500, max_tokens=11)
     assert isinstance(outcome.terminal, Finished)
-    assert _kept(core, "other") == []
+    assert {tenant for tenant, _ in _evicted(outcome, EvictionReason.PAGES_NEEDED)} >= {"other"}
 
 
 def test_two_tenants_with_quotas_do_not_free_each_others_sessions(make_core):

@@ -119,14 +119,13 @@ class Eviction:
             state.state_id,
         )
 
-    def _tiers(self, request: Request | None, session: Session | None) -> dict[int, Tier]:
+    def _tiers(self, request: Request, session: Session | None) -> dict[int, Tier]:
         """Return the tiers of all states that are not open to a request of a session."""
         tiers: dict[int, Tier] = {}
-        if request is not None:
-            for recent in self._protected_sessions(request, session):
-                for state in recent.essentials:
-                    is_end = state.kind is StateKind.FRONTIER
-                    tiers[state.state_id] = Tier.RECENT_FRONTIER if is_end else Tier.RECENT_BOUNDARY
+        for recent in self._protected_sessions(request, session):
+            for state in recent.essentials:
+                is_end = state.kind is StateKind.FRONTIER
+                tiers[state.state_id] = Tier.RECENT_FRONTIER if is_end else Tier.RECENT_BOUNDARY
         for lane in self._lanes:
             if lane.run is not None and lane.run.boundary is not None:
                 tiers[lane.run.boundary.state_id] = Tier.RUNNING
@@ -251,37 +250,38 @@ class Eviction:
         needed = pages_for(end) - len(run.pages)
         if needed > 0:
             after = run.pages[-1] if run.pages else None
-            run.pages += self.allocate(run.request, needed, after, run.promised_pages, now_s)
+            run.pages += self.allocate(run, needed, after, run.promised_pages, now_s)
 
     def allocate(
-        self, request: Request, count: int, after: PageId | None, room: int | None, now_s: float
+        self, run: Run, count: int, after: PageId | None, room: int | None, now_s: float
     ) -> list[PageId]:
-        """Allocate pages for a request, and free kept states for what is missing.
+        """Allocate pages for a run, and free kept states for what is missing.
 
         Raises:
             OutOfPages: as `take_pages`.
         """
         pages = self._store.pages
-        while pages.num_free < count and self._free_for_pages(request, now_s):
+        while pages.num_free < count and self._free_for_pages(run, now_s):
             pass
         return pages.allocate(count, after=after, room=room)
 
-    def _free_for_pages(self, request: Request, now_s: float) -> bool:
-        open_states = [one for one in self._store if self.may_free(one, request.tenant, now_s)]
-        victim = self.first_to_free(open_states, request)
+    def _free_for_pages(self, run: Run, now_s: float) -> bool:
+        tenant = run.request.tenant
+        takeable = [one for one in self._store if self.may_free(one, tenant, now_s)]
+        victim = self.first_to_free(takeable, run)
         if victim is None:
             return False
         self._store.free(victim, EvictionReason.PAGES_NEEDED)
         return True
 
     def first_to_free(
-        self, candidates: Iterable[KeptState], request: Request | None = None
+        self, candidates: Iterable[KeptState], run: Run | None = None
     ) -> KeptState | None:
         """Return the state of the least value per page that becomes free; None without any.
 
         A state without pages of its own would free nothing, and stays while there are others.
         """
-        tiers = self._tiers(request, None)
+        tiers = self._tiers(run.request, run.session) if run else {}
         num_pages = {one: self._store.pages.count_own(one.pages) for one in candidates}
         freeing = [one for one in num_pages if num_pages[one]]
         is_per_page = self.policy.is_per_page

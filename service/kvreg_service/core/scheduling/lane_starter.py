@@ -120,9 +120,7 @@ class LaneStarter:
                 run.boundary = resumed
         if is_partial:
             # Other tables may have other tokens beyond the position, or will write them.
-            run.pages += self._eviction.allocate(
-                run.request, 1, whole[-1] if whole else None, None, now_s
-            )
+            run.pages += self._eviction.allocate(run, 1, whole[-1] if whole else None, None, now_s)
             moves.append(PageCopy(resumed.pages[-1], run.pages[-1]))
         if is_taken_over:
             pages.release(resumed.pages)
