@@ -1,4 +1,4 @@
-"""Drop mode: a session loses the end of its answer with its lane, and what that costs is counted."""
+"""Drop mode: a session loses the end of its answer with its lane, and the loss is counted."""
 
 from __future__ import annotations
 

@@ -160,7 +160,12 @@ def test_fault_in_commit_fails_one_request(make_core, scenario, moment):
 @moments
 @pytest.mark.parametrize(
     ("name", "num_steps"),
-    [("cold in chunks", 1), ("restore", 2), ("request that is not retained", 2), ("beside a running request", 3)],
+    [
+        ("cold in chunks", 1),
+        ("restore", 2),
+        ("request that is not retained", 2),
+        ("beside a running request", 3),
+    ],
 )
 def test_fault_in_cancel_fails_no_other_request(make_core, name, num_steps, moment):
     _sweep(make_core, SCENARIOS[name], "cancel", moment, steps_before_cancel=num_steps)

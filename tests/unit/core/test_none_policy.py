@@ -113,4 +113,4 @@ def test_page_pressure_frees_the_least_recently_used(make_core):
     for number, length in enumerate((120, 60, 60)):
         core.run(range(1000 * number, 1000 * number + length), max_tokens=1)
     outcome = core.run(range(9000, 9000 + 64 * 6), max_tokens=1)
-    assert [event.tokens for event in outcome.of(Evicted)][0] == 120
+    assert next(event.tokens for event in outcome.of(Evicted)) == 120

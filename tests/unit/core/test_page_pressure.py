@@ -20,9 +20,7 @@ def _keep(core, number, length=150):
 def _victims(outcome) -> list[int]:
     """Return the lengths of the states that were freed for their pages."""
     return [
-        event.tokens
-        for event in outcome.of(Evicted)
-        if event.reason is EvictionReason.PAGES_NEEDED
+        event.tokens for event in outcome.of(Evicted) if event.reason is EvictionReason.PAGES_NEEDED
     ]
 
 

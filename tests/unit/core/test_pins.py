@@ -347,9 +347,7 @@ def test_a_pin_is_refused_while_its_pages_are_promised_to_running_requests(make_
 def _begin(core, number, **options):
     """Begin a conversation whose head is kept; return the session of the head."""
     options = {"boundary": SHORT, **options}
-    core.run(
-        [*_text(number, SHORT), 1], heads=(64,), marks_heads=True, max_tokens=1, **options
-    )
+    core.run([*_text(number, SHORT), 1], heads=(64,), marks_heads=True, max_tokens=1, **options)
     return [one for one in core.sessions() if one.is_shared][-1]
 
 

@@ -115,7 +115,7 @@ def _play(make_core, name, **options):
     return core
 
 
-def _victims(core, outcome):
+def _victims(outcome):
     names = {length: number for number, length in LENGTHS.items()}
     return [(names[event.tokens], event.reason) for event in outcome.of(Evicted)]
 
@@ -124,7 +124,7 @@ def _victims(core, outcome):
 def test_each_policy_takes_the_slot_of_its_own_victim(make_core, name):
     core = _play(make_core, name, entries=1)
     outcome = core.run(_text(9, 400), max_tokens=1)
-    assert _victims(core, outcome) == [(VICTIMS[name], EvictionReason.SLOT_NEEDED)]
+    assert _victims(outcome) == [(VICTIMS[name], EvictionReason.SLOT_NEEDED)]
 
 
 def test_policy_none_gives_up_the_session_on_the_lane(make_core):
@@ -133,7 +133,7 @@ def test_policy_none_gives_up_the_session_on_the_lane(make_core):
         core.run(_text(number, length), max_tokens=1)
     assert [one.position for one in core.states()] == [LENGTHS[OLDEST], LENGTHS[LONG]]
     outcome = core.run(_text(9, 400), max_tokens=1)
-    assert _victims(core, outcome) == [(LONG, EvictionReason.DISPLACED)]
+    assert _victims(outcome) == [(LONG, EvictionReason.DISPLACED)]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -141,4 +141,4 @@ def test_each_policy_frees_the_pages_of_its_own_victim(make_core, name):
     core = _play(make_core, name, lanes=5, num_pages=40)
     num_free = core.scheduler.store.pages.num_free
     outcome = core.run(_text(9, 64 * num_free), max_tokens=2)
-    assert _victims(core, outcome) == [(VICTIMS[name], EvictionReason.PAGES_NEEDED)]
+    assert _victims(outcome) == [(VICTIMS[name], EvictionReason.PAGES_NEEDED)]

@@ -135,7 +135,9 @@ def test_cancelling_before_the_first_chunk_keeps_nothing(make_core):
     waiting = core.submit(PROMPT)
     core.step()
     core.step()
-    (lane,) = (one for one in core.scheduler.lanes if one.run and one.run.request.request_id == waiting)
+    (lane,) = (
+        one for one in core.scheduler.lanes if one.run and one.run.request.request_id == waiting
+    )
     assert lane.run.num_computed == 0, "precondition of this test"
     core.scheduler.cancel(waiting, core.now_s)
     core.check()

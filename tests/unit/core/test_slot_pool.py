@@ -97,7 +97,9 @@ def test_reassigning_frees_every_slot_that_is_not_named():
 
 
 @pytest.mark.parametrize(
-    "owners", [{}, {0: STATE}, {0: LANE, 1: STATE}, {1: LANE}], ids=["none", "other", "more", "slot"]
+    "owners",
+    [{}, {0: STATE}, {0: LANE, 1: STATE}, {1: LANE}],
+    ids=["none", "other", "more", "slot"],
 )
 def test_other_owners_than_expected_break_an_invariant(owners):
     pool = SlotPool(2)

@@ -22,7 +22,7 @@ from kvreg_service.core.states.return_rates import Visits
 from kvreg_service.core.states.store import StateStore
 
 MAX_PROTECTED_SESSIONS = 2
-"""How many of the last answered newcomers a smaller request may not take a state from."""
+"""How many of the last answered sessions a smaller request may not take a state from."""
 
 
 class Tier(IntEnum):
@@ -134,32 +134,29 @@ class Eviction:
     def _protected_sessions(self, request: Request, session: Session | None) -> list[Session]:
         """Return the sessions that a request may not take states from, while others have any.
 
-        These are the newcomers that were answered last and are longer than the request. With two
-        entries the very last one is also kept from a longer newcomer. From a request that begins a
-        session, such as a title request, the known session that was answered last is kept as well.
+        These are the sessions that were answered last and are longer than the request: newcomers in
+        any case, known ones if the request begins a session, such as a title request does. The very
+        last one, if it is a newcomer, is also kept from a longer newcomer where two entries are.
+        Their number is such that the request's own states fit beside theirs.
         """
-        entries = self._store.layout.entries
-        limit = min(MAX_PROTECTED_SESSIONS, entries)
+        layout = self._store.layout
         recent = [
             one
             for one in sorted(self._store.sessions, key=lambda each: -each.answered)
             if one.answered and one.states and one is not session and not one.is_shared
         ]
-        newcomers = [one for one in recent if one.is_newcomer]
-        is_first = session is None or session.is_newcomer
+        begins = session is None or session.is_newcomer
         found = [
             one
-            for place, one in enumerate(newcomers)
-            if one.prompt_tokens > request.prompt_tokens
-            or (place == 0 and is_first and limit == MAX_PROTECTED_SESSIONS)
-        ][:limit]
-        if is_first and entries:
-            found += [
-                one
-                for one in recent
-                if not one.is_newcomer and one.prompt_tokens > request.prompt_tokens
-            ][:1]
-        return found
+            for place, one in enumerate(recent)
+            if (one.is_newcomer or begins)
+            and (
+                one.prompt_tokens > request.prompt_tokens
+                or (place == 0 and one.is_newcomer and begins and layout.entries > 1)
+            )
+        ]
+        has_spare = layout.entries > 2 or layout.anchors >= layout.slots_per_entry
+        return found[: min(MAX_PROTECTED_SESSIONS, layout.entries) + (has_spare and begins)]
 
     # For slots.
 
