@@ -109,6 +109,20 @@ def test_two_requests_that_reach_one_point_in_one_step_keep_one_state(make_core)
     assert core.run([*TEXT[:100], 9]).cached == 100
 
 
+def test_the_boundary_of_the_turn_is_followed_by_the_next_turn_and_by_no_round_of_it(make_core):
+    core = make_core(entries=4)
+    for rounds in (100, 200, 300):
+        points = [ResumePoint(50, StateKind.TURN), ResumePoint(rounds, StateKind.ROUND)]
+        core.submit(TEXT[: rounds + 5], points=points, max_tokens=1)
+        core.drain()
+    followed = [one.position for one in core.states() if one.visits.is_followed]
+    assert 50 not in followed
+    assert {100, 200} <= set(followed)
+    core.run(TEXT[:400], boundary=390)
+    assert core.at(50).visits.is_followed
+    assert core.at(300).visits.is_followed
+
+
 # Branch points.
 
 

@@ -170,6 +170,23 @@ def test_without_entries_no_newcomer_is_protected(make_core):
     assert sorted(_victims(outcome)) == [200, 203]
 
 
+def _known_session(core):
+    """Serve two turns of a session whose boundary is worth less than the old states."""
+    core.run([*_text(20, 30), 7, 7], boundary=30, max_tokens=2)
+    core.run([*_text(20, 30), 5, 5, 5], boundary=32, max_tokens=2)
+    return core.scheduler.store.find_at(core.request([*_text(20, 30), 5, 5]).prompt, 32)
+
+
+def test_a_shorter_request_that_begins_a_session_takes_no_slot_of_the_known_one_before_it(
+    make_core,
+):
+    core = _full_of_old_states(make_core, entries=1)
+    boundary = _known_session(core)
+    for number in (21, 22):
+        core.run(_text(number, 20), boundary=15)
+        assert boundary in core.states()
+
+
 def test_a_session_that_was_resumed_is_no_newcomer(make_core):
     core = make_core(entries=1)
     _first_turn(core, 20)

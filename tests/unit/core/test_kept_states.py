@@ -28,7 +28,9 @@ class Tree:
     def __init__(self) -> None:
         self.store = StateStore(SlotLayout(2, 6), 64, COST)
 
-    def keep(self, tokens, *positions, kind=StateKind.TURN, session=None, identity=OURS):
+    def keep(
+        self, tokens, *positions, kind=StateKind.TURN, session=None, identity=OURS, boundaries=()
+    ):
         """Keep the states of one request at some positions; return them."""
         store, ledger = self.store, TokenLedger(identity, tokens)
         session = session or store.begin_session(identity.tenant, 0.0)
@@ -43,6 +45,7 @@ class Tree:
                 pages=table,
                 request_id=RequestId("r"),
                 now_s=0.0,
+                boundaries=boundaries,
             )
             for position in positions
         ]
@@ -286,6 +289,12 @@ def test_a_boundary_marks_the_states_of_its_conversation_before_it_as_followed(t
     (beside,) = tree.keep([*TEXT[:50], 9, 9], 52, kind=StateKind.FRONTIER)
     (new,) = tree.keep(TEXT, 200, kind=kind)
     assert [one.visits.is_followed for one in (*first, beside, new)] == [True, True, False, False]
+
+
+def test_a_boundary_does_not_follow_the_other_boundaries_of_its_request(tree):
+    first, turn = tree.keep(TEXT, 50, 100)
+    tree.keep(TEXT, 200, kind=StateKind.ROUND, boundaries={100, 200})
+    assert [one.visits.is_followed for one in (first, turn)] == [True, False]
 
 
 def test_an_end_of_an_answer_or_a_shared_state_marks_nothing_as_followed(tree):

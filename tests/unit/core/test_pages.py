@@ -144,6 +144,15 @@ def test_the_own_pages_of_a_table_are_those_that_releasing_it_frees():
         assert pool.count_own(table) == pool.release(table)
 
 
+def test_the_own_pages_of_several_tables_are_those_that_releasing_all_of_them_frees():
+    pool, whole, branch = _branched()
+    pool.hold(whole[:3])
+    tables = (whole[:3], branch, whole)
+    assert pool.count_own(*tables) == 5
+    assert pool.count_own(branch, whole) == 2
+    assert sum(pool.release(table) for table in tables) == 5
+
+
 def test_a_prefix_of_a_longer_table_has_no_own_pages():
     pool = PagePool(8)
     table = pool.allocate(4)

@@ -72,6 +72,14 @@ class Request:
         return len(self.prompt)
 
     @property
+    def boundaries(self) -> frozenset[int]:
+        """The positions that the next request of the conversation is expected to resume.
+
+        In a tool loop that of the turn is one of them in every round.
+        """
+        return frozenset(one.position for one in self.resume_points if one.kind.is_boundary)
+
+    @property
     def tenant(self) -> str:
         """The tenant of the request."""
         return self.prompt.identity.tenant

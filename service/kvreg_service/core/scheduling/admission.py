@@ -153,7 +153,7 @@ class AdmissionPlanner:
         if num_free < 1 and not is_taken_over:
             gone = [state for state, _ in freed]
             goes_on = any(point.kind.is_boundary for point in points)
-            passed = self._passed(resumed) if goes_on else []
+            passed = self._passed(request, resumed) if goes_on else []
             victim = self._eviction.choose_for_slot(
                 request, session, now_s, but=gone, passed=passed
             )
@@ -161,12 +161,13 @@ class AdmissionPlanner:
                 freed.append((victim, EvictionReason.SLOT_NEEDED))
         return sorted(freed, key=lambda one: one[0] is resumed)
 
-    def _passed(self, resumed: KeptState | None) -> list[KeptState]:
+    def _passed(self, request: Request, resumed: KeptState | None) -> list[KeptState]:
         """Return the states that a conversation goes on beyond, or beside."""
         if resumed is None:
             return []
         path = [resumed, *self._store.path_to(resumed.ledger, resumed.position)]
-        return path + beside(resumed)
+        on_path = [one for one in path if one.position not in request.boundaries]
+        return on_path + beside(resumed)
 
     def _lost_with_lane(self, lane: Lane, session: Session | None) -> list[KeptState]:
         """Return the states that a session loses because another one gets its lane."""

@@ -300,8 +300,15 @@ class Scheduler:
                 and is_last
                 and (not run.session.num_resumes or not layout.entries)
             ),
-            passed=self.store.path_to(run.ledger, point.position) if point.kind.is_boundary else (),
+            passed=self._passed(run, point),
         )
+
+    def _passed(self, run: Run, point: ResumePoint) -> list[KeptState]:
+        """Return the states that the conversation goes on beyond once ``point`` is captured."""
+        if not point.kind.is_boundary:
+            return []
+        path = self.store.path_to(run.ledger, point.position)
+        return [one for one in path if one.position not in run.request.boundaries]
 
     # The result of a step.
 
@@ -355,6 +362,7 @@ class Scheduler:
             request_id=run.request.request_id,
             now_s=now_s,
             is_marked=point.is_marked,
+            boundaries=run.request.boundaries,
         )
         run.visits.append(state.visits)
         return state

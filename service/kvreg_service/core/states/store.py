@@ -6,7 +6,7 @@ prefix of it. Any state of the path of a prompt can be resumed, and the deepest 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from kvreg_service.core.errors import CurrentSlotDropped, InvariantBroken
 from kvreg_service.core.events import Event, Evicted, StateKept
@@ -159,11 +159,13 @@ class StateStore:
         request_id: RequestId,
         now_s: float,
         is_marked: bool = False,
+        boundaries: Container[int] = (),
     ) -> KeptState:
         """Keep the state in ``slot``, which becomes its own, as that after ``position`` tokens.
 
         ``pages`` are a table that is held and goes at least as far; the part up to the position is
-        held for the state. No state may be kept at that position yet.
+        held for the state. No state may be kept at that position yet. States at ``boundaries`` are
+        not followed by it.
         """
         self._last_state_id += 1
         state = KeptState(
@@ -189,7 +191,7 @@ class StateStore:
         siblings.append(state)
         session.states.append(state)
         if kind.is_boundary:
-            self._mark_followed(state)
+            self._mark_followed(state, boundaries)
         self.events.append(
             StateKept(state.state_id, session.session_id, request_id, kind, position, is_marked)
         )
@@ -253,10 +255,10 @@ class StateStore:
             freed_bytes=self.own_bytes(state),
         )
 
-    def _mark_followed(self, state: KeptState) -> None:
+    def _mark_followed(self, state: KeptState, boundaries: Container[int]) -> None:
         """Note of the states before a new boundary that their conversation went on."""
         for before in self.path_to(state.ledger, state.position):
-            if before.visits.can_be_followed:
+            if before.visits.can_be_followed and before.position not in boundaries:
                 before.visits.is_followed = True
 
     @staticmethod
