@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvreg_service.core.requests.identity import Identity
-from kvreg_service.core.ids import LaneId, SequenceId
+from kvreg_service.core.ids import LaneId, SessionId
 from kvreg_service.core.labels import Attach, FinishReason, Outcome, ReusePath, Tail
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.requests.request import Admission, CachePolicy
 from kvreg_service.engine.interface.record import RequestRecord
@@ -24,12 +24,11 @@ FINISHED = RequestRecord(
     prompt=TokenLedger(Identity(b"epoch", SECRET), range(100)),
     output_ids=(1, 2, 3),
     max_tokens=16,
-    boundary=98,
     heads=(),
     cache_policy=CachePolicy(),
     admission=Admission(
         lane=LaneId(1),
-        sequence_id=SequenceId(7),
+        session_id=SessionId(7),
         prompt_tokens=100,
         reuse_path=ReusePath.APPEND_FRONTIER,
         attach=Attach.REGISTRY,
@@ -42,6 +41,7 @@ FINISHED = RequestRecord(
     prepared_at_s=10.75,
     first_token_at_s=11.5,
     ended_at_s=14.0,
+    turn_boundary=98,
 )
 
 FAILED = replace(

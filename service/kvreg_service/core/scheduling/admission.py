@@ -139,7 +139,7 @@ class AdmissionPlanner:
     ) -> list[tuple[KeptState, EvictionReason]]:
         freed = [
             (state, EvictionReason.DISPLACED)
-            for state in self._lost_with_lane(lane, session)
+            for state in self._lost_with_lane(lane, session, now_s)
             if state is not resumed
         ]
         if session is not None and self._eviction.policy.keeps_only_r_sessions:
@@ -169,7 +169,7 @@ class AdmissionPlanner:
         on_path = [one for one in path if one.position not in request.boundaries]
         return on_path + beside(resumed)
 
-    def _lost_with_lane(self, lane: Lane, session: Session | None) -> list[KeptState]:
+    def _lost_with_lane(self, lane: Lane, session: Session | None, now_s: float) -> list[KeptState]:
         """Return the states that a session loses because another one gets its lane."""
         displaced = lane.session
         if displaced is None or displaced is session:
@@ -181,7 +181,9 @@ class AdmissionPlanner:
         if self._eviction.policy.keeps_only_r_sessions:
             others = [one for one in self._reservations.displaced() if one is not displaced]
             if len(others) >= self._store.layout.entries:
-                return list(displaced.states)
+                return [
+                    one for one in displaced.states if not self._eviction.is_protected(one, now_s)
+                ]
         if self._store.layout.keep_current:
             return []
         return [state for state in displaced.states if state.kind is StateKind.FRONTIER]

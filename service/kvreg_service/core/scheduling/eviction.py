@@ -146,17 +146,16 @@ class Eviction:
             if one.answered and one.states and one is not session and not one.is_shared
         ]
         begins = session is None or session.is_newcomer
-        found = [
-            one
-            for place, one in enumerate(recent)
-            if (one.is_newcomer or begins)
-            and (
-                one.prompt_tokens > request.prompt_tokens
-                or (place == 0 and one.is_newcomer and begins and layout.entries > 1)
-            )
-        ]
-        has_spare = layout.entries > 2 or layout.anchors >= layout.slots_per_entry
-        return found[: min(MAX_PROTECTED_SESSIONS, layout.entries) + (has_spare and begins)]
+        longer = [one for one in recent if one.prompt_tokens > request.prompt_tokens]
+        if begins and layout.entries > 1 and recent and recent[0].is_newcomer:
+            longer = list(dict.fromkeys([recent[0], *longer]))
+        limit = min(MAX_PROTECTED_SESSIONS, layout.entries)
+        if not begins:
+            return [one for one in longer if one.is_newcomer][:limit]
+        if layout.entries > limit or layout.anchors >= layout.slots_per_entry:
+            known = [one for one in longer if not one.is_newcomer][:1]
+            return list(dict.fromkeys([*longer[:limit], *known]))
+        return longer[:limit]
 
     # For slots.
 
@@ -206,7 +205,7 @@ class Eviction:
         """Free a slot for a state that a run could capture, if that is worth it.
 
         With ``must_capture`` the least valuable open state gives way whatever its value. If all are
-        worth more, a conversation still gives up a state of its own that it has ``passed``.
+        worth more, a conversation still gives up a state of its own before that one.
         """
         if self._store.slots.num_free:
             return True
@@ -219,20 +218,21 @@ class Eviction:
             rival = self.prospect_of(victim, passed)
             mine = (self.policy.level(prospect), self.policy.value(prospect))
             if mine <= (self.policy.level(rival), self.policy.value(rival)):
-                victim = self._least_of(passed, run, now_s)
+                victim = self._own_state_before(run, prospect.visits.prefix.position, now_s)
         if victim is None:
             return False
         self._store.free(victim, EvictionReason.SLOT_NEEDED)
         return True
 
-    def _least_of(self, passed: Collection[KeptState], run: Run, now_s: float) -> KeptState | None:
-        """Return the least valuable state that a conversation has passed and may give up."""
+    def _own_state_before(self, run: Run, position: int, now_s: float) -> KeptState | None:
+        """Return the least valuable state of a conversation that a later one can stand in for."""
+        path = self._store.path_to(run.ledger, position)
         own = [
             one
-            for one in passed
+            for one in path
             if one.visits.can_be_followed and self.may_free(one, run.request.tenant, now_s)
         ]
-        return min(own, key=lambda one: self._rank(one, {}, passed=passed), default=None)
+        return min(own, key=lambda one: self._rank(one, {}, passed=path), default=None)
 
     # For pages.
 

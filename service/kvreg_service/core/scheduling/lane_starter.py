@@ -85,6 +85,8 @@ class LaneStarter:
         lane.session = session
         self._announce(plan, session, displaced, now_s, gap_s)
         self._reservations.settle(request.tenant, now_s)
+        if displaced is not None and displaced.tenant != request.tenant:
+            self._reservations.settle(displaced.tenant, now_s)
         return moves
 
     def _free(self, plan: AdmissionPlan) -> bool:
@@ -131,6 +133,7 @@ class LaneStarter:
     ) -> None:
         session.last_used_s = now_s
         session.prompt_tokens = request.prompt_tokens
+        session.boundaries = request.boundaries
         session.is_lent = False
         session.num_resumes += is_resumed
         if request.cache_policy.retain:

@@ -27,6 +27,8 @@ class Session:
     """Whether only its first turn was seen: nothing of it was resumed, or freed before."""
     pace: int = 0
     """How long it rested before its last turn; 0 for a newcomer. See `return_rates.pace_of`."""
+    boundaries: frozenset[int] = frozenset()
+    """Positions at which its next request is expected to resume; see `Request.boundaries`."""
     prompt_tokens: int = 0
     """Length of its last prompt."""
     num_resumes: int = 0
@@ -44,9 +46,16 @@ class Session:
 
     @property
     def boundary(self) -> KeptState | None:
-        """Its deepest state that is not the end of an answer."""
+        """The state before its last answer that its next turn needs.
+
+        In a tool loop the frontier serves the next round, and the boundary of the turn the user's
+        next message; without the frontier the boundary of the round comes first.
+        """
         others = [one for one in self.states if one.kind is not StateKind.FRONTIER]
-        return max(others, key=lambda one: one.position, default=None)
+        last = [one for one in others if one.position in self.boundaries]
+        if last and self.frontier is not None:
+            return min(last, key=lambda one: one.position)
+        return max(last or others, key=lambda one: one.position, default=None)
 
     @property
     def frontier(self) -> KeptState | None:

@@ -129,7 +129,7 @@ class ReturnRates:
         self._common = RateTable()
         self._num_counts = 0
         self._due: dict[int, list[tuple[Visits, int]]] = {}
-        self._freed: OrderedDict[int, Visits] = OrderedDict()
+        self._freed: OrderedDict[Visits, None] = OrderedDict()
 
     def tables(self) -> Iterator[tuple[StateClass, RateTable]]:
         """Yield the counts of each class, for people."""
@@ -170,16 +170,16 @@ class ReturnRates:
     def free(self, visits: Visits) -> None:
         """Watch a state that was freed, and stop to watch the one that was freed first."""
         visits.is_watched = True
-        self._freed[id(visits)] = visits
+        self._freed[visits] = None
         if len(self._freed) > _MAX_FREED:
-            _, oldest = self._freed.popitem(last=False)
+            oldest, _ = self._freed.popitem(last=False)
             oldest.version += 1
             oldest.is_watched = False
 
     def find_freed(self, prompt: TokenLedger, longer_than: int) -> Visits | None:
         """Return the longest freed state that the prompt could resume, if it was kept."""
         longest: Visits | None = None
-        for visits in self._freed.values():
+        for visits in self._freed:
             position = visits.prefix.position
             if longer_than < position < len(prompt) and visits.prefix.is_prefix_of(prompt):
                 longer_than, longest = position, visits
@@ -187,7 +187,10 @@ class ReturnRates:
 
     def resume_freed(self, visits: Visits) -> None:
         """Count the return of a freed state, which is computed again."""
-        del self._freed[id(visits)]
+        if visits not in self._freed:
+            # It was forgotten since it was found.
+            return
+        del self._freed[visits]
         self._count(visits, is_return=True)
         visits.version += 1
         visits.is_watched = False

@@ -14,12 +14,11 @@ class RequestRecord:
     """One accepted request, at its end.
 
     ``turn_boundary``, ``round_boundary`` and ``message_boundary`` are those of
-    `chat.prompt.boundary`. ``prompt`` and ``output_ids`` are for digests and must not be
-    changed. ``session`` is the same for all requests whose conversations begin alike.
-    ``admission`` is None if the request ended in the queue. Times ending in ``_at_s`` are
-    seconds of the monotonic clock: arrival, lane, states in place, first token, end; None for
-    what was never reached. The durations between them are never negative, and None if one of
-    the two was never reached.
+    `chat.prompt.boundary`. ``prompt`` and ``output_ids`` are for digests and must not be changed.
+    ``session`` is the same for all requests whose conversations begin alike. ``admission`` is None
+    if the request ended in the queue. Times ending in ``_at_s`` are seconds of the monotonic clock:
+    arrival, lane, state in place, first token, end; None for what was never reached. The durations
+    between them are never negative, and None if one of the two was never reached.
     """
 
     request_id: str
@@ -47,6 +46,8 @@ class RequestRecord:
     message_boundary: int | None = None
     marked_heads: tuple[int, ...] = ()
     """Those of the heads that the client marked."""
+    kept_at: tuple[int, ...] = ()
+    """The positions of the states that were kept of it, in the order of their capture."""
     trace_parent: str | None = None
     """The W3C ``traceparent`` header of the call, unparsed."""
 
@@ -67,12 +68,12 @@ class RequestRecord:
 
     @property
     def attach_s(self) -> float | None:
-        """Seconds from a lane to the states in place."""
+        """Seconds from a lane to the resumed state in place."""
         return _between(self.admitted_at_s, self.prepared_at_s)
 
     @property
     def prefill_s(self) -> float | None:
-        """Seconds from the states in place to the first token."""
+        """Seconds from the resumed state in place to the first token."""
         return _between(self.prepared_at_s, self.first_token_at_s)
 
     @property

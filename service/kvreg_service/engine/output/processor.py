@@ -78,7 +78,7 @@ class OutputProcessor:
 
         Args:
             happened: the events of one step, or of one cancellation.
-            attach_s: how long moving the states of the step's admission took.
+            attach_s: how long copying the state that the step's admission resumes took.
 
         Returns:
             The records of the requests that ended; their streams are no longer fed.
@@ -91,6 +91,9 @@ class OutputProcessor:
                     continue
                 case events.Admitted():
                     self._streams[event.request_id].admit(event.admission, attach_s)
+                    continue
+                case events.StateKept():
+                    self._streams[event.request_id].kept_at.append(event.position)
                     continue
                 case events.Finished():
                     self._finish(event)

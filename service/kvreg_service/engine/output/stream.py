@@ -52,6 +52,7 @@ class OutputStream:
         self.generation = generation
         self.request = request
         self.output_ids: list[int] = []
+        self.kept_at: list[int] = []
         self.has_ended = False
         self._detokenizer = detokenizer
         self._pending_text = ""
@@ -184,6 +185,7 @@ class OutputStream:
             round_boundary=generation.prompt.boundary.round,
             message_boundary=generation.prompt.boundary.message,
             marked_heads=tuple(head.num_tokens for head in heads if head.is_marked),
+            kept_at=tuple(self.kept_at),
             trace_parent=generation.trace_parent,
         )
 

@@ -1,1 +1,1 @@
-"""The request log: what happened to each request and each kept sequence, as JSON lines."""
+"""The request log: what happened to each request and each kept state, as JSON lines."""

@@ -127,6 +127,7 @@ class LineFormat:
             "frontier": record.frontier,
             "heads": list(record.heads),
             "marked_heads": list(record.marked_heads),
+            "kept_at": list(record.kept_at),
             "num_known_pages": new.num_known_pages,
             "known_page": new.known_page.hex() if new.known_page else None,
             "pages": b64encode(b"".join(new.pages)).decode(),

@@ -2,7 +2,8 @@
 
 Owns how the request log identifies prefixes. A prefix of whole *pages* has the hash of its last
 page, which covers everything before it. A prefix that ends inside a page is a *mark*; only the
-positions at which a state is kept have one: the end of a prompt, its boundary and its frontier.
+positions at which a state is or could be kept have one: the ends of a prompt and of its heads, its
+boundaries, its frontier, and wherever a state was kept.
 `MarkTable` finds the earlier marks that a ledger starts with, `FileContents` tracks which pages and
 marks a file contains.
 """

@@ -210,7 +210,8 @@ class RequestLog:
     def _examine(self, record: RequestRecord, number: int) -> Examined:
         ledger = record.prompt
         boundaries = (record.turn_boundary, record.round_boundary, record.message_boundary)
-        positions = [len(ledger), *(one for one in boundaries if one is not None)]
+        positions = [len(ledger), *record.heads, *record.kept_at]
+        positions += [one for one in boundaries if one is not None]
         if record.frontier is not None:
             positions.append(record.frontier)
             # The last token was sampled but never computed.

@@ -10,11 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.telemetry.ended_requests import FINISHED
 
-from kvreg_service.core import errors
-from kvreg_service.core import events
+from kvreg_service.core import errors, events
 from kvreg_service.core.errors import KvregError
-from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, Tail
+from kvreg_service.core.ids import LaneId, RequestId, SessionId, StateId
+from kvreg_service.core.labels import Attach, EvictionReason, Outcome, ReusePath, StateKind, Tail
 from kvreg_service.engine.interface.record import RequestRecord
 from kvreg_service.engine.interface.snapshot import RegistrySnapshot
 from kvreg_service.telemetry.metrics.metrics import FAILURES, Metrics
@@ -23,9 +22,7 @@ from kvreg_service.testing.fake_engine import FakeEngine
 Series = tuple[str, frozenset[tuple[str, str]]]
 Values = dict[Series, float]
 
-LANE, OTHER_LANE, ENTRY = LaneId(0), LaneId(1), EntryId(0)
-REQUEST, SEQUENCE = RequestId("r"), SequenceId(7)
-DETACHED = events.Detached(SEQUENCE, LANE, ENTRY, held_bytes=100)
+LANE, REQUEST, SESSION, STATE = LaneId(0), RequestId("r"), SessionId(7), StateId(3)
 
 
 @pytest.fixture
@@ -102,6 +99,7 @@ REQUESTS_THAT_OCCUR = {
     *product(["full_reset"], ["none"], Tail, Outcome),
     *product(KEPT_PATHS, ["none", "registry"], Tail, Outcome),
     *product(["restore_anchor"], ["anchor"], Tail, Outcome),
+    *product(["restore_branch_point"], ["none", "registry", "anchor"], Tail, Outcome),
 }
 REASONS = {(reason,) for reason in EvictionReason}
 CODES = {(kind.code,) for kind in running_errors()}
@@ -121,18 +119,19 @@ CHILDREN: dict[str, tuple[tuple[str, ...], set[tuple[str, ...]]]] = {
     "current_state_regret_tokens_total": ((), {()}),
     "mtp_drafted_tokens_total": ((), {()}),
     "mtp_accepted_tokens_total": ((), {()}),
-    "detaches_total": (("result",), {("entry",), ("exchange",), ("dropped",)}),
+    "detaches_total": (("result",), {("kept",), ("dropped",)}),
     "attaches_total": (
         ("from", "kind"),
         {
             ("registry", "frontier"),
             ("registry", "turn_checkpoint"),
             ("registry", "response_checkpoint"),
+            ("registry", "branch_point"),
             ("anchor", "anchor"),
+            ("anchor", "branch_point"),
         },
     ),
-    "forks_total": ((), {()}),
-    "anchors_captured_total": ((), {()}),
+    "states_kept_total": (("kind",), {(kind,) for kind in StateKind}),
     "pins_ended_total": ((), {()}),
     "evictions_total": (("reason",), REASONS),
     "evicted_bytes_total": (("reason",), REASONS),
@@ -143,7 +142,6 @@ CHILDREN: dict[str, tuple[tuple[str, ...], set[tuple[str, ...]]]] = {
     "ttft_seconds_count": (("reuse_path",), PATHS),
     "inter_token_seconds_count": ((), {()}),
     "attach_seconds_count": ((), {()}),
-    "detach_seconds_count": ((), {()}),
     "reuse_gap_seconds_count": ((), {()}),
     "request_seconds_count": (("outcome",), {(outcome,) for outcome in Outcome}),
 }
@@ -196,6 +194,7 @@ def test_hit_from_the_registry_moves_exactly_its_numbers(metrics: Metrics) -> No
         series("prompt_tokens_total", source="computed"): 10,
         series("prompt_tokens_total", source="registry"): 90,
         series("completion_tokens_total"): 3,
+        series("attaches_total", from_="registry", kind="frontier"): 1,
         series("queue_seconds_count"): 1,
         series("queue_seconds_sum"): 0.5,
         series("ttft_seconds_count", reuse_path="append_frontier"): 1,
@@ -230,6 +229,9 @@ def test_request_that_left_the_queue_moves_its_outcome_and_its_whole_time_only(
         (ReusePath.APPEND_FRONTIER, Attach.NONE, 60, "lane"),
         (ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY, 60, "registry"),
         (ReusePath.RESTORE_ANCHOR, Attach.ANCHOR, 64, "anchor"),
+        (ReusePath.RESTORE_BRANCH_POINT, Attach.NONE, 60, "lane"),
+        (ReusePath.RESTORE_BRANCH_POINT, Attach.REGISTRY, 60, "registry"),
+        (ReusePath.RESTORE_BRANCH_POINT, Attach.ANCHOR, 60, "anchor"),
     ],
 )
 def test_prompt_is_partitioned_by_where_it_came_from(
@@ -262,14 +264,27 @@ def test_regret_is_counted(metrics: Metrics) -> None:
     assert moves[series("current_state_regret_tokens_total")] == 33
 
 
-def test_beginning_at_an_anchor_is_an_attach(metrics: Metrics) -> None:
-    moves = moved(
-        metrics,
-        lambda: metrics.request_ended(admitted(ReusePath.RESTORE_ANCHOR, Attach.ANCHOR, 64)),
-    )
-    assert one_more(moves, "attaches_total") == {
-        series("attaches_total", from_="anchor", kind="anchor")
-    }
+@pytest.mark.parametrize(
+    ("path", "attach", "kind"),
+    [
+        (ReusePath.APPEND_FRONTIER, Attach.REGISTRY, "frontier"),
+        (ReusePath.RESTORE_TURN_CHECKPOINT, Attach.REGISTRY, "turn_checkpoint"),
+        (ReusePath.RESTORE_RESPONSE_CHECKPOINT, Attach.REGISTRY, "response_checkpoint"),
+        (ReusePath.RESTORE_BRANCH_POINT, Attach.REGISTRY, "branch_point"),
+        (ReusePath.RESTORE_BRANCH_POINT, Attach.ANCHOR, "branch_point"),
+        (ReusePath.RESTORE_ANCHOR, Attach.ANCHOR, "anchor"),
+    ],
+)
+def test_attach_is_counted_by_source_and_kind(
+    metrics: Metrics, path: ReusePath, attach: Attach, kind: str
+) -> None:
+    moves = moved(metrics, lambda: metrics.request_ended(admitted(path, attach, 64)))
+    assert one_more(moves, "attaches_total") == {series("attaches_total", from_=attach, kind=kind)}
+
+
+def test_state_of_the_lane_itself_is_no_attach(metrics: Metrics) -> None:
+    record = admitted(ReusePath.APPEND_FRONTIER, Attach.NONE, 64)
+    assert not one_more(moved(metrics, lambda: metrics.request_ended(record)), "attaches_total")
 
 
 @pytest.mark.parametrize("kind", list(running_errors()), ids=lambda kind: kind.code)
@@ -293,106 +308,49 @@ def test_request_that_arrived_after_its_step_began_has_waited_for_nothing(
 # Events of the registry.
 
 
-def attached(path: ReusePath, *, is_exchange: bool = False, lane: LaneId = LANE) -> events.Event:
-    return events.Attached(REQUEST, SEQUENCE, ENTRY, lane, path, is_exchange)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        (ReusePath.APPEND_FRONTIER, "frontier"),
-        (ReusePath.RESTORE_TURN_CHECKPOINT, "turn_checkpoint"),
-        (ReusePath.RESTORE_RESPONSE_CHECKPOINT, "response_checkpoint"),
-    ],
-)
-def test_attach_is_counted_by_what_was_attached(
-    metrics: Metrics, path: ReusePath, kind: str
+@pytest.mark.parametrize(("num_states", "result"), [(0, "dropped"), (1, "kept"), (3, "kept")])
+def test_detach_is_counted_by_whether_anything_is_kept(
+    metrics: Metrics, num_states: int, result: str
 ) -> None:
-    moves = moved(metrics, lambda: metrics.registry_changed(attached(path)))
-    assert moves == {series("attaches_total", from_="registry", kind=kind): 1}
+    detached = events.Detached(SESSION, LANE, num_states, held_bytes=100)
+    assert moved(metrics, lambda: metrics.registry_changed(detached)) == {
+        series("detaches_total", result=result): 1
+    }
 
 
-def test_detach_is_counted_once_the_next_request_has_ended(metrics: Metrics) -> None:
-    metrics.registry_changed(DETACHED)
-    moves = moved(
-        metrics, lambda: metrics.request_ended(admitted(ReusePath.FULL_RESET, Attach.NONE, 0))
-    )
-    assert one_more(moves, "detaches_total") == {series("detaches_total", result="entry")}
+def test_attach_event_counts_nothing_as_its_request_does(metrics: Metrics) -> None:
+    attached = events.Attached(REQUEST, SESSION, LANE, ReusePath.APPEND_FRONTIER)
+    assert moved(metrics, lambda: metrics.registry_changed(attached)) == {}
 
 
-@pytest.mark.parametrize(
-    ("is_exchange", "lane", "result"),
-    [(True, LANE, "exchange"), (False, LANE, "entry"), (True, OTHER_LANE, "entry")],
-)
-def test_detach_is_an_exchange_if_its_lane_then_gets_what_was_in_the_entry(
-    metrics: Metrics, is_exchange: bool, lane: LaneId, result: str
-) -> None:
-    attach = attached(ReusePath.APPEND_FRONTIER, is_exchange=is_exchange, lane=lane)
-    moves = moved(
-        metrics,
-        lambda: metrics.registry_changed(DETACHED),
-        lambda: metrics.registry_changed(attach),
-    )
-    assert one_more(moves, "detaches_total") == {series("detaches_total", result=result)}
-
-
-def test_two_detaches_in_a_row_are_two(metrics: Metrics) -> None:
-    moves = moved(
-        metrics,
-        lambda: metrics.registry_changed(DETACHED),
-        lambda: metrics.registry_changed(DETACHED),
-        lambda: metrics.registry_changed(events.PinEnded(SEQUENCE)),
-    )
-    assert moves[series("detaches_total", result="entry")] == 2
-
-
-def evicted(reason: EvictionReason) -> events.Event:
-    return events.Evicted(SEQUENCE, ENTRY, None, None, reason, "tenant", 65, held_bytes=1000)
+@pytest.mark.parametrize("kind", StateKind, ids=str)
+def test_kept_state_is_counted_by_kind(metrics: Metrics, kind: StateKind) -> None:
+    kept = events.StateKept(STATE, SESSION, REQUEST, kind, 65, is_marked=False)
+    assert moved(metrics, lambda: metrics.registry_changed(kept)) == {
+        series("states_kept_total", kind=kind): 1
+    }
 
 
 @pytest.mark.parametrize("reason", EvictionReason, ids=str)
 def test_eviction_is_counted_with_its_bytes(metrics: Metrics, reason: EvictionReason) -> None:
-    moves = moved(metrics, lambda: metrics.registry_changed(evicted(reason)))
-    expected = {
+    evicted = events.Evicted(STATE, SESSION, StateKind.TURN, reason, "tenant", 65, freed_bytes=1000)
+    assert moved(metrics, lambda: metrics.registry_changed(evicted)) == {
         series("evictions_total", reason=reason): 1,
         series("evicted_bytes_total", reason=reason): 1000,
     }
-    if reason is EvictionReason.DISPLACED:
-        expected[series("detaches_total", result="dropped")] = 1
-    assert moves == expected
 
 
-@pytest.mark.parametrize(
-    ("event", "name"),
-    [
-        (events.Forked(SEQUENCE, SequenceId(6), ENTRY, 100), "forks_total"),
-        (
-            events.AnchorCaptured(REQUEST, SEQUENCE, AnchorId(0), 64, is_marked=False),
-            "anchors_captured_total",
-        ),
-        (events.PinEnded(SEQUENCE), "pins_ended_total"),
-    ],
-    ids=["fork", "anchor", "pin"],
-)
-def test_other_changes_are_counted(metrics: Metrics, event: events.Event, name: str) -> None:
-    assert moved(metrics, lambda: metrics.registry_changed(event)) == {series(name): 1}
+def test_ended_pin_is_counted(metrics: Metrics) -> None:
+    assert moved(metrics, lambda: metrics.registry_changed(events.PinEnded(SESSION))) == {
+        series("pins_ended_total"): 1
+    }
 
 
-@pytest.mark.parametrize(("is_attach", "is_detach"), list(product([False, True], repeat=2)))
-def test_moves_are_timed_under_what_they_were(
-    metrics: Metrics, is_attach: bool, is_detach: bool
-) -> None:
-    moves = moved(
-        metrics, lambda: metrics.states_moved(0.25, is_attach=is_attach, is_detach=is_detach)
-    )
-    expected = {}
-    for name, is_so in (("attach", is_attach), ("detach", is_detach)):
-        if is_so:
-            expected |= {
-                series(f"{name}_seconds_count"): 1.0,
-                series(f"{name}_seconds_sum"): 0.25,
-            }
-    assert moves == expected
+def test_copy_of_a_state_is_timed(metrics: Metrics) -> None:
+    assert moved(metrics, lambda: metrics.state_copied(0.25)) == {
+        series("attach_seconds_count"): 1,
+        series("attach_seconds_sum"): 0.25,
+    }
 
 
 def test_time_between_tokens_is_counted(metrics: Metrics) -> None:
@@ -454,12 +412,12 @@ def test_gauges_show_the_snapshot(metrics: Metrics) -> None:
     gauges = {key: value for key, value in values_of(metrics).items() if key not in before}
     assert gauges.pop(series("engine_start_time_seconds")) > 1.7e9
     assert gauges == {
-        series("registry_entries", state="kept"): 1,
-        series("registry_entries", state="empty"): 1,
+        series("kept_sessions", place="lane"): 0,
+        series("kept_sessions", place="registry"): 1,
+        series("kept_sessions", place="shared"): 0,
+        **{series("kept_states", kind=kind): int(kind is StateKind.TURN) for kind in StateKind},
         series("registry_entries_limit"): 2,
-        series("anchors", state="kept"): 0,
-        series("anchors", state="empty"): 1,
-        series("anchors_limit"): 1,
+        series("anchors_limit"): 0,
         series("lanes", state="empty"): 1,
         series("lanes", state="retained"): 0,
         series("lanes", state="prefill"): 0,
@@ -469,7 +427,8 @@ def test_gauges_show_the_snapshot(metrics: Metrics) -> None:
         series("pages", pool="main", state="referenced"): 2,
         series("pages_limit", pool="main"): 8,
         series("state_slots", state="free"): 4,
-        series("state_slots", state="used"): 2,
+        series("state_slots", state="working"): 0,
+        series("state_slots", state="kept"): 2,
         series("queued_requests"): 0,
         series("running_requests"): 0,
         series(
@@ -482,6 +441,48 @@ def test_gauges_show_the_snapshot(metrics: Metrics) -> None:
         ): 1,
         series("engine_ready"): 1,
         series("engine_draining"): 0,
+    }
+
+
+class EngineWithSessions(FakeEngine):
+    """Has sessions in every place besides the one of its base class; one has no states yet."""
+
+    def snapshot(self, tenant: str | None = None) -> RegistrySnapshot:
+        now = super().snapshot(tenant)
+        (displaced,) = now.sessions
+        (turn,) = displaced.states
+        frontier, head, branch = (
+            replace(turn, kind=kind)
+            for kind in (StateKind.FRONTIER, StateKind.HEAD, StateKind.BRANCH_POINT)
+        )
+        return replace(
+            now,
+            profile=replace(now.profile, entries=3, anchors=4),
+            sessions=(
+                displaced,
+                replace(displaced, lane=0, states=(frontier, turn, branch)),
+                replace(displaced, lane=1, states=()),
+                *(replace(displaced, is_shared=True, states=(one,)) for one in (head, branch)),
+            ),
+        )
+
+
+def test_gauges_count_sessions_by_place_and_states_by_kind(metrics: Metrics) -> None:
+    metrics.watch(EngineWithSessions())
+    values = values_of(metrics)
+    names = ("kept_sessions", "kept_states", "registry_entries_limit", "anchors_limit")
+    assert {key: value for key, value in values.items() if key[0] in names} == {
+        series("kept_sessions", place="lane"): 1,
+        series("kept_sessions", place="registry"): 1,
+        series("kept_sessions", place="shared"): 2,
+        series("kept_states", kind="frontier"): 1,
+        series("kept_states", kind="turn"): 2,
+        series("kept_states", kind="round"): 0,
+        series("kept_states", kind="response"): 0,
+        series("kept_states", kind="head"): 1,
+        series("kept_states", kind="branch_point"): 2,
+        series("registry_entries_limit"): 3,
+        series("anchors_limit"): 4,
     }
 
 

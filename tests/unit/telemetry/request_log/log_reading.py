@@ -83,10 +83,9 @@ class PrefixReader:
         for other in others:
             if other["tenant"] != line["tenant"]:
                 continue
-            heads = {head // PAGE * PAGE for head in other["heads"]} - {0}
-            boundaries = {other[name] for name in ("boundary", "turn_boundary", "round_boundary")}
-            positions = {*boundaries, other["frontier"], *heads} - {None}
-            for position in positions:
+            single = ("turn_boundary", "round_boundary", "message_boundary", "frontier")
+            positions = {*(other[name] for name in single), *other["heads"], *other["kept_at"]}
+            for position in positions - {None}:
                 prefix = self.name(other, position)
                 if longest < position < line["prompt_tokens"] and prefix is not None:
                     longest = position if self.begins_with(line, prefix) else longest

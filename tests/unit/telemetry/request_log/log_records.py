@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvreg_service.core.requests.identity import Identity
-from kvreg_service.core.ids import LaneId, SequenceId
+from kvreg_service.core.ids import LaneId, SessionId
 from kvreg_service.core.labels import Attach, CurrentState, FinishReason, Outcome, ReusePath, Tail
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.requests.ledger import TokenLedger
 from kvreg_service.core.requests.request import Admission, CachePolicy
 from kvreg_service.engine.interface.record import RequestRecord
@@ -22,14 +22,14 @@ TIMEOUT_S = 30.0
 
 FACTS = EngineFacts(
     version="1", host="here", model="tiny", profile=None, profile_hash="0123", lanes=1, entries=1,
-    anchors=2, current_state=CurrentState.KEEP, exchange=True, eviction="cost", prefix_reuse=True,
+    anchors=2, current_state=CurrentState.KEEP, eviction="cost", prefix_reuse=True,
     max_context_tokens=4096, prefill_chunk_tokens=512, queue_limit=64, queue_timeout_s=60.0,
     kv_dtype="fp32", device="cpu", num_pages=100, page_bytes=640, slot_bytes=1000,
 )  # fmt: skip
 
 ADMISSION = Admission(
     lane=LaneId(0),
-    sequence_id=SequenceId(1),
+    session_id=SessionId(1),
     prompt_tokens=0,
     reuse_path=ReusePath.FULL_RESET,
     attach=Attach.NONE,
@@ -51,7 +51,6 @@ _RECORD = RequestRecord(
     prompt=TokenLedger(Identity(b"epoch", "default")),
     output_ids=(1, 2),
     max_tokens=16,
-    boundary=None,
     heads=(),
     cache_policy=CachePolicy(),
     admission=ADMISSION,

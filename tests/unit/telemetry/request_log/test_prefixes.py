@@ -35,6 +35,8 @@ class Seed:
     words: int
     output: int
     boundary_back: int | None
+    message_back: int
+    kept_back: int
     head: int
     tenant: str
     starts_before: int
@@ -49,6 +51,8 @@ SEEDS = st.builds(
     words=st.integers(0, 3),
     output=st.sampled_from([0, 1, 2, 30, 64, 70]),
     boundary_back=st.sampled_from([None, 1, 1, 5, 64]),
+    message_back=st.sampled_from([0, 2, 70]),
+    kept_back=st.sampled_from([0, 9, 60]),
     head=LENGTHS,
     tenant=st.sampled_from(["mine", "mine", "mine", "other"]),
     starts_before=st.sampled_from([0, 0, 0, 1, 3]),
@@ -68,13 +72,16 @@ def requests_from(seeds: list[Seed]) -> list[RequestRecord]:
         tokens = origin[: seed.repeated] + [rng.randrange(2) for _ in range(seed.added)] or [0]
         boundary = None if seed.boundary_back is None else len(tokens) - seed.boundary_back
         round_boundary = len(tokens) - 3 * (seed.boundary_back or 0)
+        message_boundary, kept_at = len(tokens) - seed.message_back, len(tokens) - seed.kept_back
         requests.append(
             record(
                 tokens,
                 tenant=seed.tenant,
                 output_ids=tuple(rng.randrange(2) for _ in range(seed.output)),
-                boundary=boundary if boundary and boundary > 0 else None,
+                turn_boundary=boundary if boundary and boundary > 0 else None,
                 round_boundary=round_boundary if round_boundary > 0 else None,
+                message_boundary=message_boundary if message_boundary > 0 else None,
+                kept_at=(kept_at,) if kept_at > 0 else (),
                 heads=(seed.head,) if 0 < seed.head < len(tokens) else (),
                 arrived_at_s=100.0 + index - seed.starts_before,
                 ended_at_s=100.5 + index,
@@ -87,9 +94,9 @@ def longest_by_tokens(one: RequestRecord, others: list[RequestRecord]) -> int:
     longest = 0
     for other in others:
         ledger = TokenLedger(other.prompt.identity, ledger_of(other))
-        heads = (head // PAGE * PAGE for head in other.heads)
-        boundaries = {other.boundary, other.turn_boundary, other.round_boundary}
-        for position in {*boundaries, other.frontier, *heads} - {None, 0}:
+        boundaries = {other.turn_boundary, other.round_boundary, other.message_boundary}
+        kept = {*other.heads, *other.kept_at}
+        for position in {*boundaries, other.frontier, *kept} - {None}:
             if longest < position < one.prompt_tokens and one.prompt.starts_with(ledger, position):
                 longest = position
     return longest
@@ -213,7 +220,7 @@ def turns(count: int, num_words: int = 640) -> list[RequestRecord]:
     for _ in range(count):
         tokens = tokens + [rng.randrange(1000) for _ in range(num_words)]
         answer = tuple(rng.randrange(1000) for _ in range(50))
-        requests.append(record(tokens, output_ids=answer, boundary=len(tokens) - 4))
+        requests.append(record(tokens, output_ids=answer, turn_boundary=len(tokens) - 4))
         tokens = [*tokens, *answer]
     return requests
 

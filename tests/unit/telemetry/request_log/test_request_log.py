@@ -13,8 +13,8 @@ from tests.unit.telemetry.request_log.log_reading import PAGE, Line, PrefixReade
 from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, Counts, record, write_log
 
 from kvreg_service.core import events
-from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.core.labels import EvictionReason, ReusePath
+from kvreg_service.core.ids import LaneId, RequestId, SessionId, StateId
+from kvreg_service.core.labels import EvictionReason, ReusePath, StateKind
 from kvreg_service.telemetry.request_log import prefixes, request_log
 from kvreg_service.telemetry.request_log.request_log import LogFile, RequestLog
 
@@ -86,7 +86,7 @@ def test_every_file_begins_with_the_engine(path: Path) -> None:
 
 
 def test_lines_are_numbered_in_the_order_of_events(path: Path) -> None:
-    lines = lines_of(path, record([1]), events.PinEnded(SequenceId(1)), record([2]))
+    lines = lines_of(path, record([1]), events.PinEnded(SessionId(1)), record([2]))
     assert [line["number"] for line in lines] == [1, 2, 3]
 
 
@@ -124,46 +124,83 @@ def test_pages_end_where_the_computation_ended(path: Path) -> None:
     ("event", "told"),
     [
         (
-            events.Detached(SequenceId(1), LaneId(2), EntryId(3), 4000),
-            {"event": "detach", "sequence": 1, "lane": 2, "entry": 3, "bytes": 4000},
+            events.Detached(SessionId(1), LaneId(2), 3, 4000),
+            {"event": "detach", "session_id": 1, "lane": 2, "num_states": 3, "bytes": 4000},
         ),
         (
-            events.Forked(SequenceId(1), SequenceId(2), EntryId(3), 4000),
-            {"event": "fork", "sequence": 1, "origin": 2, "entry": 3, "bytes": 4000},
+            events.Attached(
+                RequestId("r"), SessionId(1), LaneId(2), ReusePath.RESTORE_BRANCH_POINT
+            ),
+            {
+                "event": "attach",
+                "request_id": "r",
+                "session_id": 1,
+                "lane": 2,
+                "reuse_path": "restore_branch_point",
+            },
         ),
         (
-            events.AnchorCaptured(RequestId("r"), SequenceId(1), AnchorId(0), 128, True),
-            {"event": "anchor", "sequence": 1, "tokens": 128, "bytes": 1000 + 2 * 640},
+            events.StateKept(
+                StateId(5), SessionId(1), RequestId("r"), StateKind.HEAD, 130, is_marked=True
+            ),
+            {
+                "event": "keep",
+                "request_id": "r",
+                "session_id": 1,
+                "state_id": 5,
+                "state_kind": "head",
+                "tokens": 130,
+                "is_marked": True,
+            },
         ),
-        (events.PinEnded(SequenceId(1)), {"event": "pin_end", "sequence": 1}),
         (
             events.Evicted(
-                SequenceId(1), None, LaneId(0), None, EvictionReason.EXPIRED, "x", 9, 4000
+                StateId(5), SessionId(1), StateKind.TURN, EvictionReason.EXPIRED, "x", 9, 4000
             ),
-            {"event": "evict", "reason": "expired", "lane": 0, "entry": None, "bytes": 4000},
+            {
+                "event": "evict",
+                "reason": "expired",
+                "session_id": 1,
+                "state_id": 5,
+                "state_kind": "turn",
+                "tokens": 9,
+                "bytes": 4000,
+            },
         ),
+        (events.PinEnded(SessionId(1)), {"event": "pin_end", "session_id": 1}),
     ],
+    ids=lambda one: one["event"] if isinstance(one, dict) else "",
 )
-def test_an_event_has_its_place_and_bytes(
-    path: Path, event: events.Event, told: dict[str, object]
-) -> None:
+def test_an_event_has_its_fields(path: Path, event: events.Event, told: dict[str, object]) -> None:
     line = lines_of(path, event)[0]
-    assert {name: line[name] for name in told} == told
+    every_line = {"schema_version", "kind", "time", "engine", "number", "tenant"}
+    assert {name: value for name, value in line.items() if name not in every_line} == told
 
 
-@pytest.mark.parametrize(("is_exchange", "event"), [(False, "attach"), (True, "exchange")])
-def test_a_removal_from_an_entry_has_the_bytes_of_its_storage(
-    path: Path, is_exchange: bool, event: str
+def test_an_eviction_names_the_tenant_as_a_request_does(path: Path) -> None:
+    evicted = events.Evicted(
+        StateId(5), SessionId(1), StateKind.TURN, EvictionReason.QUOTA, "default", 9, 4000
+    )
+    request, eviction = lines_of(path, record([1]), evicted)
+    assert eviction["tenant"] == request["tenant"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"heads": (70,)},
+        {"turn_boundary": 70},
+        {"round_boundary": 70},
+        {"message_boundary": 70},
+        {"kept_at": (70,)},
+    ],
+    ids=lambda where: next(iter(where)),
+)
+def test_each_position_at_which_a_state_may_be_kept_has_a_mark(
+    path: Path, where: dict[str, object]
 ) -> None:
-    sequence, lane, entry = SequenceId(1), LaneId(0), EntryId(0)
-    line = lines_of(
-        path,
-        events.Detached(sequence, lane, entry, 4000),
-        events.Attached(
-            RequestId("r"), sequence, entry, lane, ReusePath.APPEND_FRONTIER, is_exchange
-        ),
-    )[1]
-    assert (line["event"], line["bytes"]) == (event, 4000)
+    line = lines_of(path, record([1] * 100, **where))[0]
+    assert 70 in dict(line["marks"])
 
 
 # Hashes.

@@ -15,8 +15,16 @@ from tests.unit.telemetry.request_log.log_records import FACTS, TIMEOUT_S, recor
 from tests.unit.telemetry.request_log.schema_document import DOCUMENT, read_schema, tables, written
 
 from kvreg_service.core import events
-from kvreg_service.core.ids import AnchorId, EntryId, LaneId, RequestId, SequenceId
-from kvreg_service.core.labels import Attach, EvictionReason, FinishReason, Outcome, ReusePath, Tail
+from kvreg_service.core.ids import LaneId, RequestId, SessionId, StateId
+from kvreg_service.core.labels import (
+    Attach,
+    EvictionReason,
+    FinishReason,
+    Outcome,
+    ReusePath,
+    StateKind,
+    Tail,
+)
 from kvreg_service.telemetry.request_log.lines import SCHEMA_VERSION, EngineFacts
 from kvreg_service.telemetry.request_log.request_log import LogFile, RequestLog
 
@@ -25,21 +33,21 @@ VALIDATOR = jsonschema_rs.Draft202012Validator(SCHEMA, validate_formats=True)
 KINDS = {kind["title"]: kind["properties"] for kind in SCHEMA["oneOf"]}
 
 _EVENTS = (
-    events.Detached(SequenceId(1), LaneId(0), EntryId(0), 4000),
-    events.Attached(
-        RequestId("r"), SequenceId(1), EntryId(0), LaneId(0), ReusePath.FULL_RESET, False
-    ),
-    # Its size is unknown.
-    events.Attached(
-        RequestId("r"), SequenceId(9), EntryId(0), LaneId(0), ReusePath.FULL_RESET, True
-    ),
-    events.Forked(SequenceId(1), SequenceId(2), EntryId(0), 4000),
+    events.Detached(SessionId(1), LaneId(0), 2, 4000),
     *(
-        events.Evicted(SequenceId(1), None, None, AnchorId(0), reason, "tenant", 9, 4000)
+        events.Attached(RequestId("r"), SessionId(1), LaneId(0), path)
+        for path in ReusePath
+        if path is not ReusePath.FULL_RESET
+    ),
+    *(
+        events.StateKept(StateId(1), SessionId(1), RequestId("r"), kind, 9, False)
+        for kind in StateKind
+    ),
+    *(
+        events.Evicted(StateId(1), SessionId(1), StateKind.TURN, reason, "tenant", 9, 4000)
         for reason in EvictionReason
     ),
-    events.AnchorCaptured(RequestId("r"), SequenceId(1), AnchorId(0), 64, False),
-    events.PinEnded(SequenceId(1)),
+    events.PinEnded(SessionId(1)),
 )
 
 
@@ -48,7 +56,7 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
     """One line for each kind of event, the lines about the engine, and two requests."""
     path = tmp_path / "requests.jsonl"
     log = RequestLog(LogFile(path, max_bytes=3000, max_files=100), FACTS)
-    log.request_ended(record([1] * 200, boundary=130, heads=(70,)))
+    log.request_ended(record([1] * 200, turn_boundary=130, heads=(70,), kept_at=(130, 201)))
     log.request_ended(record([1] * 200, admission=None, output_ids=(), finish_reason=None))
     for event in _EVENTS:
         log.registry_changed(event)
@@ -79,6 +87,13 @@ def test_a_field_that_the_schema_does_not_know_is_refused(lines: list[dict[str, 
         ("Request", "tail", Tail),
         ("Request", "reuse_path", (*ReusePath, None)),
         ("Request", "attach", (*Attach, None)),
+        (
+            "Registry: attach",
+            "reuse_path",
+            tuple(path for path in ReusePath if path is not ReusePath.FULL_RESET),
+        ),
+        ("Registry: keep", "state_kind", StateKind),
+        ("Registry: evict", "state_kind", StateKind),
         ("Registry: evict", "reason", EvictionReason),
     ],
 )

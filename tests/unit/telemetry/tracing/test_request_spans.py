@@ -70,7 +70,7 @@ def test_reuse_has_attributes_of_kvreg() -> None:
         "kvreg.reuse_path": "append_frontier",
         "kvreg.attach": "registry",
         "kvreg.lane": 1,
-        "kvreg.sequence": 7,
+        "kvreg.session": 7,
         "kvreg.cached_tokens": 90,
         "kvreg.computed_tokens": 10,
         "kvreg.regret_tokens": 0,
