@@ -1,4 +1,4 @@
-"""The dashboard *Registry*: prompt reuse, state moves, evictions and capacity."""
+"""The dashboard *Registry*: prompt reuse, lane changes, evictions and capacity."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dashboards.panels import About, AnyPanel, Query, graph, number, quantiles
 from dashboards.queries import increase, now, rate, share, total
 
 _RATIO = (
-    "Requests whose prompt ends with an assistant message and whose sequence was attached from the "
-    "registry, divided by all requests. Only these can use the current state of an entry, so a low "
-    "ratio means that current_state=drop costs little. Summed over all selected engines."
+    "Requests whose prompt ends with an assistant message and which resumed a session that was "
+    "displaced from its lane, divided by all requests. Only these can use the frontier of such a "
+    "session, so a low ratio means that current_state=drop costs little. Summed over all selected "
+    "engines."
 )
 
 
@@ -18,7 +19,7 @@ def build_registry_board() -> Board:
     return Board(
         name="registry",
         title="kvreg: Registry",
-        description="Prompt reuse, state moves, evictions and capacity of the registry.",
+        description="Prompt reuse, lane changes, evictions and capacity of the registry.",
         span="24h",
         rows=[_ratio(), _reuse(), _moves(), _evictions(), _capacity(), _cold_starts()],
     )
@@ -33,8 +34,8 @@ def _ratio() -> Row:
             number(
                 About(
                     "Cached prompt tokens ratio, last hour",
-                    "Prompt tokens reused from a lane, an entry or an anchor, divided by all "
-                    "prompt tokens. A low ratio means that most prompts are prefilled from "
+                    "Prompt tokens that were not computed, since a kept state was resumed, divided "
+                    "by all prompt tokens. A low ratio means that most prompts are prefilled from "
                     "position 0.",
                     "percentunit",
                     alert="KvregReuseLow",
@@ -90,10 +91,10 @@ def _reuse() -> Row:
             graph(
                 About(
                     "Requests by reuse path",
-                    "full_reset: prefill from 0. append_frontier: after the last token of a kept "
-                    "sequence. restore_turn_checkpoint, restore_response_checkpoint: from a "
-                    "checkpoint. restore_anchor: from the end of a shared head. none: the request "
-                    "never had a lane.",
+                    "full_reset: prefill from 0. append_frontier: from the end of an answer. "
+                    "restore_turn_checkpoint, restore_response_checkpoint: from a boundary. "
+                    "restore_anchor: from the end of a shared head. restore_branch_point: from "
+                    "where a prompt left a kept path. none: the request never had a lane.",
                     "reqps",
                     alert="KvregReuseLow",
                 ),
@@ -135,9 +136,9 @@ def _reuse() -> Row:
             ),
             graph(
                 About(
-                    "Idle time of reused sequences",
-                    "From the end of the last request of a sequence to the request that reuses "
-                    "it. Keeping sequences longer than the p99 gains little.",
+                    "Idle time of resumed states",
+                    "From the last use of a state to the request that resumes it. Keeping states "
+                    "longer than the p99 gains little.",
                     "s",
                 ),
                 *quantiles("kvreg_reuse_gap_seconds"),
@@ -148,13 +149,14 @@ def _reuse() -> Row:
 
 def _moves() -> Row:
     return Row(
-        "State moves",
+        "Lane changes",
         [
             graph(
                 About(
                     "Attaches by source and kind",
-                    "registry: the frontier, turn_checkpoint or response_checkpoint of an entry. "
-                    "anchor: a copy of a shared head.",
+                    "Requests that resumed a state of a session that was not the last one on "
+                    "their lane. registry: a displaced session. anchor: a shared head or a shared "
+                    "branch point.",
                     "ops",
                 ),
                 Query(total(rate("kvreg_attaches_total"), by="from, kind"), "{{from}}: {{kind}}"),
@@ -163,8 +165,8 @@ def _moves() -> Row:
             graph(
                 About(
                     "Detaches by result",
-                    "entry: moved to an entry that was empty or whose sequence was evicted. "
-                    "exchange: swapped with the attached sequence. dropped: discarded.",
+                    "Sessions that lost their lane to another one. kept: states of the session "
+                    "are still kept. dropped: none is.",
                     "ops",
                     alert="KvregRegistryThrash",
                 ),
@@ -174,20 +176,20 @@ def _moves() -> Row:
             graph(
                 About(
                     "Attach duration",
-                    "Time to copy the states of an admission that attaches a sequence. KV pages "
-                    "are not copied.",
+                    "Time to copy the state that a request resumes, and its last page if that is "
+                    "not full. Other KV pages are not copied.",
                     "s",
                 ),
                 *quantiles("kvreg_attach_seconds"),
             ),
             graph(
                 About(
-                    "Detach duration",
-                    "Time to copy the states of an admission that detaches a sequence. KV pages "
-                    "are not copied.",
-                    "s",
+                    "Pins ended early",
+                    "Pins that ended before their time, because the session grew too large or a "
+                    "quota was set.",
+                    "ops",
                 ),
-                *quantiles("kvreg_detach_seconds"),
+                Query(total(rate("kvreg_pins_ended_total")), "pins ended early"),
             ),
         ],
     )
@@ -199,10 +201,24 @@ def _evictions() -> Row:
         [
             graph(
                 About(
+                    "States kept by kind",
+                    "frontier: end of an answer. turn, round, response: boundaries that the next "
+                    "prompt of the session repeats. head: end of a shared head. branch_point: "
+                    "where a prompt left a kept path. When all slots are in use, as many states "
+                    "are freed.",
+                    "ops",
+                ),
+                Query(total(rate("kvreg_states_kept_total"), by="kind"), "{{kind}}"),
+                stacked=True,
+            ),
+            graph(
+                About(
                     "Evictions by reason",
-                    "entry_needed, pages_needed, displaced, anchor_needed and quota: lack of "
-                    "room. expired: the time to live is over. requested: deleted by a client. "
-                    "failed: moving or running the sequence failed.",
+                    "Kept states that were freed. slot_needed, pages_needed, quota: lack of room; "
+                    "slot_needed also if the request that resumes a state takes over its slot. "
+                    "displaced: with the lane of its session. superseded: its session went on "
+                    "(policy none). expired: the time to live is over. requested: deleted by a "
+                    "client. failed: resuming it failed.",
                     "ops",
                     alert="KvregRegistryThrash",
                 ),
@@ -212,7 +228,7 @@ def _evictions() -> Row:
             graph(
                 About(
                     "Evicted bytes by reason",
-                    "States and pages of the evicted sequences. Shared pages are counted in full.",
+                    "The slots of the freed states, and the pages that only they held.",
                     "binBps",
                 ),
                 Query(total(rate("kvreg_evicted_bytes_total"), by="reason"), "{{reason}}"),
@@ -221,8 +237,8 @@ def _evictions() -> Row:
             graph(
                 About(
                     "Tokens recomputed because of current_state=drop",
-                    "Prompt tokens that the current state of an entry would have saved. Always 0 "
-                    "with current_state=keep.",
+                    "Prompt tokens that the frontier of a displaced session would have saved. "
+                    "Always 0 with current_state=keep.",
                     "tokens/s",
                 ),
                 Query(total(rate("kvreg_current_state_regret_tokens_total")), "recomputed"),
@@ -241,18 +257,6 @@ def _evictions() -> Row:
                     ),
                     "recomputed / computed",
                 ),
-            ),
-            graph(
-                About(
-                    "Forks, captured anchors, and pins ended early",
-                    "Forks: copies kept when a request continues a sequence from a position "
-                    "inside it. Anchors: shared heads that were stored. Pins: ended before their "
-                    "time, because the sequence grew too large or a quota was set.",
-                    "ops",
-                ),
-                Query(total(rate("kvreg_forks_total")), "forks"),
-                Query(total(rate("kvreg_anchors_captured_total")), "captured anchors"),
-                Query(total(rate("kvreg_pins_ended_total")), "pins ended early"),
                 width=24,
             ),
         ],
@@ -263,41 +267,55 @@ def _capacity() -> Row:
     return Row(
         "Capacity",
         [
-            _usage_graph(
-                "Registry entries in use",
-                "Normally all are in use: a new sequence evicts the one of lowest value.",
-                "kvreg_registry_entries",
-                'state="kept"',
+            graph(
+                About(
+                    "Kept sessions by place",
+                    "lane: last on its lane. registry: displaced from it; as many as entries are "
+                    "surely kept, and more where slots are left. shared: heads and branch points "
+                    "that belong to no session.",
+                    "short",
+                    alert="KvregRegistryThrash",
+                ),
+                Query(total(now("kvreg_kept_sessions"), by="place"), "{{place}}"),
+                Query(total(now("kvreg_registry_entries_limit")), "entries"),
             ),
-            _usage_graph(
-                "Anchors in use",
-                "Anchor places that hold the head of a prompt.",
-                "kvreg_anchors",
-                'state="kept"',
+            graph(
+                About(
+                    "Kept states by kind",
+                    "frontier: end of an answer. turn, round, response: boundaries. head: end of "
+                    "a shared head. branch_point: where a prompt left a kept path.",
+                    "short",
+                ),
+                Query(total(now("kvreg_kept_states"), by="kind"), "{{kind}}"),
+                stacked=True,
+            ),
+            graph(
+                About(
+                    "State slots by state",
+                    "Slots for recurrent and convolution states. working: of running requests. "
+                    "kept: of kept states. Normally none is free: a new state takes the slot of "
+                    "the one of lowest value.",
+                    "short",
+                ),
+                Query(total(now("kvreg_state_slots"), by="state"), "{{state}}"),
+                stacked=True,
             ),
             graph(
                 About(
                     "Lanes by state",
-                    "empty; retained: idle, with a kept sequence; prefill; decode. When all lanes "
-                    "are in prefill or decode, new requests are queued.",
+                    "empty; retained: idle, and its last session is kept; prefill; decode. When "
+                    "all lanes are in prefill or decode, new requests are queued.",
                     "short",
                     alert="KvregQueueTimeouts",
                 ),
                 Query(total(now("kvreg_lanes"), by="state"), "{{state}}"),
                 Query(total(now("kvreg_lanes_limit")), "limit"),
             ),
-            _usage_graph(
-                "State slots in use",
-                "Slots for recurrent and convolution states of lanes, entries and anchors.",
-                "kvreg_state_slots",
-                'state="used"',
-                limit=total(now("kvreg_state_slots")),
-            ),
             graph(
                 About(
                     "KV page usage by pool",
-                    "Referenced pages of 64 tokens, divided by all pages. Near 1, kept sequences "
-                    "are evicted when running requests need pages.",
+                    "Referenced pages of 64 tokens, divided by all pages. Near 1, kept states are "
+                    "freed when running requests need pages.",
                     "percentunit",
                     alert="KvregRegistryThrash",
                 ),
@@ -312,16 +330,6 @@ def _capacity() -> Row:
                 width=24,
             ),
         ],
-    )
-
-
-def _usage_graph(
-    title: str, description: str, metric: str, used: str, *, limit: str | None = None
-) -> AnyPanel:
-    return graph(
-        About(title, description, "short"),
-        Query(total(now(metric, used)), "in use"),
-        Query(limit or total(now(f"{metric}_limit")), "limit"),
     )
 
 

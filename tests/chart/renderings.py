@@ -32,7 +32,7 @@ EVERYTHING: dict[str, Any] = {
     "engine": {
         "replicas": 3,
         "image": {"digest": "sha256:" + "0" * 64},
-        "settings": {"eviction": "lru", "max_body_bytes": 67108864, "exchange": False},
+        "settings": {"eviction": "lru", "max_body_bytes": 67108864, "prefix_reuse": False},
         "extraEnv": [
             {"name": "TZ", "value": "UTC"},
             {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},

@@ -45,10 +45,10 @@ def test_engine_loads_its_settings(name: str, monkeypatch: pytest.MonkeyPatch) -
     [
         ("max_body_bytes", 67108864, "67108864"),
         ("request_log_max_bytes", 10**10, "10000000000"),
-        ("exchange", False, "false"),
+        ("prefix_reuse", False, "false"),
         ("trace_ratio", 0.25, "0.25"),
         ("memory_gib", 2.0, "2"),
-        ("eviction", "slru", "slru"),
+        ("eviction", "priority", "priority"),
     ],
 )
 def test_setting_is_written_as_the_engine_reads_it(name: str, value: object, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 from kvreg_service.cli import OPTIONS, PLAN_OPTIONS
-from kvreg_service.core.policies import POLICY_NAMES
+from kvreg_service.core.states.policies import POLICIES
 from kvreg_service.settings import EvictionName, Settings
 
 
@@ -41,4 +41,4 @@ def as_shown(default: object) -> str:
 
 
 def test_eviction_names_equal_the_policy_names() -> None:
-    assert set(typing.get_args(EvictionName)) == set(POLICY_NAMES)
+    assert set(typing.get_args(EvictionName)) == set(POLICIES)

@@ -56,10 +56,10 @@ def run(recorder: Recorder) -> Run:
 
 
 def test_serve_passes_validated_settings_to_the_command(run: Run, recorder: Recorder) -> None:
-    result = run("serve", "--lanes", "2", "--no-exchange", "--memory-gib", "0.5")
+    result = run("serve", "--lanes", "2", "--no-prefix-reuse", "--entries", "0", "--memory-gib", "0.5")
     assert result.exit_code == 0
     settings = recorder.served[0]
-    assert (settings.lanes, settings.exchange, settings.memory_gib) == (2, False, 0.5)
+    assert (settings.lanes, settings.prefix_reuse, settings.memory_gib) == (2, False, 0.5)
 
 
 def test_model_is_an_argument_of_serve(run: Run) -> None:

@@ -64,9 +64,9 @@ def test_path_of_the_config_file_can_be_set_in_the_environment(
 
 def test_file_may_be_toml(tmp_path: Path) -> None:
     path = tmp_path / "profile.toml"
-    path.write_text('lanes = 2\ncurrent_state = "drop"\nexchange = false\n')
+    path.write_text('lanes = 2\ncurrent_state = "drop"\neviction = "lru"\n')
     settings = load_settings({"config_file": path})
-    assert (settings.lanes, settings.current_state, settings.exchange) == (2, "drop", False)
+    assert (settings.lanes, settings.current_state, settings.eviction) == (2, "drop", "lru")
 
 
 def test_unset_flag_does_not_override_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_unknown_policy_lists_the_known_ones() -> None:
         ("threads", "0"),
         ("log_level", "loud"),
         ("served_model_name", ""),
-        ("exchange", "perhaps"),
+        ("prefix_reuse", "perhaps"),
         ("model", "/nowhere"),
     ],
 )
@@ -258,7 +258,7 @@ def test_profile_hash_ignores_settings_without_effect_on_memory_or_reuse() -> No
 
 
 @pytest.mark.parametrize(
-    "flags", [{"lanes": 2}, {"entries": 2}, {"current_state": "drop"}, {"exchange": False}], ids=str
+    "flags", [{"lanes": 2}, {"entries": 2}, {"current_state": "drop"}, {"eviction": "lru"}], ids=str
 )
 def test_profile_hash_differs_between_profiles(flags: dict[str, Any]) -> None:
     assert load_settings(flags).profile_hash != load_settings().profile_hash

@@ -135,16 +135,16 @@ class ProfileSpec(ResourcePart):
     target_ref: TargetRef = Field(description="The StatefulSet whose pods run the engines.")
     lanes: int = Field(ge=1, le=MAX_LANES, description="C: requests that run at once.")
     registry_entries: int = Field(
-        ge=0, le=MAX_ENTRIES, description="R: displaced sequences that the registry keeps."
+        ge=0, le=MAX_ENTRIES, description="R: displaced sessions that are surely kept."
     )
     current_state: CurrentState = Field(
-        default="Keep", description="Whether entries keep the frontier state beside the checkpoint."
+        default="Keep", description="Whether displaced sessions keep their frontier."
     )
     anchors: int | None = Field(
         default=None,
         ge=0,
         le=MAX_ANCHORS,
-        description="A: shared beginnings of prompts that are kept. Default: the engine's.",
+        description="A: state slots for shared beginnings of prompts. Default: the engine's.",
     )
     rollout: Rollout = Field(default=Rollout(), description="How a change is rolled out.")
     restart_id: str | None = Field(

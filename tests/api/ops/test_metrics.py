@@ -116,7 +116,7 @@ async def test_page_needs_no_key_and_names_no_tenant(
     async with connected(create_app(engine, prompt_builder, settings, metrics=metrics)) as client:
         response = await client.get("/metrics")
     assert response.status_code == 200
-    assert 'kvreg_registry_entries{state="kept"} 1.0' in response.text
+    assert 'kvreg_kept_sessions{place="registry"} 1.0' in response.text
     assert "tenant" not in response.text
 
 
@@ -210,7 +210,7 @@ async def test_request_that_generates_nothing_is_no_refusal(
         await client.get(CHAT),
         await client.get("/nowhere"),
         await client.post(f"{MESSAGES}/count_tokens", json={}),
-        await client.delete("/v1/registry/sequences/99"),
+        await client.delete("/v1/registry/sessions/99"),
     ]
     assert all(answer.status_code >= 400 for answer in answers)
     assert of(await scrape(client), "refused_requests_total") == {}
@@ -320,20 +320,28 @@ async def test_gauges_agree_with_the_registry(
         await serve_a_mix(client, engine, loaded_model, builder)
         registry = await settled(client)
         values = await scrape(client)
-    for gauge, places in (
-        ("registry_entries", "entries"),
-        ("anchors", "anchors"),
-        ("lanes", "lanes"),
-    ):
-        assert of(values, gauge) == Counter(place["state"] for place in registry[places])
-        assert values[f"{gauge}_limit",] == len(registry[places])
+    assert of(values, "lanes") == Counter(lane["state"] for lane in registry["lanes"])
+    assert values["lanes_limit",] == len(registry["lanes"])
+    places = Counter(
+        "shared" if one["is_shared"] else "registry" if one["lane"] is None else "lane"
+        for one in registry["sessions"]
+    )
+    assert of(values, "kept_sessions") == places
+    assert places["registry"] > 0
+    states = [state for one in registry["sessions"] for state in one["states"]]
+    assert of(values, "kept_states") == Counter(state["kind"] for state in states)
+    assert values["registry_entries_limit",] == registry["profile"]["entries"]
+    assert values["anchors_limit",] == registry["profile"]["anchors"]
     (pool,) = registry["pools"]
     for state in ("free", "referenced"):
         assert values["pages", pool["name"], state] == pool[state]
     assert values["pages_limit", pool["name"]] == pool["total"]
     slots = registry["state_slots"]
-    assert values["state_slots", "used"] == slots["used"] > 0
-    assert values["state_slots", "free"] == slots["total"] - slots["used"]
+    assert of(values, "state_slots") == {
+        name: slots[name] for name in ("free", "working", "kept") if slots[name]
+    }
+    assert slots["kept"] == len(states)
+    assert sum(of(values, "state_slots").values()) == slots["total"]
     assert (values["running_requests",], values["queued_requests",]) == (0, 0)
 
 
@@ -355,8 +363,46 @@ async def test_attaches_agree_with_the_requests_that_were_attached(
     del by_request["none"]
     assert attached == by_request
     assert set(attached) == {"registry", "anchor"}
-    detaches = of(values, "detaches_total")
-    assert detaches["exchange"] >= 1
-    assert detaches["entry"] >= 1
-    assert values["attach_seconds_count",] == attached["registry"]
-    assert values["detach_seconds_count",] == detaches["exchange"] + detaches["entry"]
+
+
+async def test_states_kept_and_evicted_agree_with_those_that_are_left(
+    real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
+) -> None:
+    engine, builder, app = real
+    async with connected(app) as client:
+        await serve_a_mix(client, engine, loaded_model, builder)
+        await settled(client)
+        values = await scrape(client)
+    num_kept = sum(of(values, "states_kept_total").values())
+    num_evicted = sum(of(values, "evictions_total").values())
+    assert num_kept - num_evicted == sum(of(values, "kept_states").values()) > 0
+    assert num_evicted > 0
+
+
+async def test_every_resumed_state_is_copied_once(
+    real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
+) -> None:
+    engine, builder, app = real
+    async with connected(app) as client:
+        await serve_a_mix(client, engine, loaded_model, builder)
+        await settled(client)
+        values = await scrape(client)
+    num_resumed = sum(
+        value
+        for key, value in values.items()
+        if key[0] == "requests_total" and key[3] not in ("none", "full_reset")
+    )
+    assert values["attach_seconds_count",] == num_resumed > 0
+
+
+async def test_sessions_whose_lane_was_taken_are_detached(
+    real: tuple[Engine, PromptBuilder, FastAPI], loaded_model: LoadedModel
+) -> None:
+    engine, builder, app = real
+    async with connected(app) as client:
+        await serve_a_mix(client, engine, loaded_model, builder)
+        await settled(client)
+        values = await scrape(client)
+    # Every request but the first and the one that goes on where the lane is begins or resumes
+    # another session than the last one of the only lane.
+    assert of(values, "detaches_total") == {"kept": 6}

@@ -1,4 +1,4 @@
-"""Pinning and dropping kept sequences, by sequence or by entry."""
+"""Pinning and dropping sessions."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from kvreg_service.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 WEEK_S = 7 * 24 * 3600
-# Entry 0 holds sequence 7.
-PINS = ["/v1/registry/sequences/7/pin", "/v1/registry/entries/0/pin"]
-PLACES = ["/v1/registry/sequences/7", "/v1/registry/entries/0"]
-ABSENT = ["/v1/registry/sequences/8", "/v1/registry/entries/1", "/v1/registry/entries/99"]
+# The only session is 7.
+PINS = ["/v1/registry/sessions/7/pin"]
+PLACES = ["/v1/registry/sessions/7"]
+ABSENT = ["/v1/registry/sessions/8"]
 
 
 @pytest.mark.parametrize("url", PINS)
 @pytest.mark.parametrize("ttl_s", [0.5, 60, WEEK_S])
-async def test_pin_returns_the_place_of_the_sequence(
+async def test_pin_returns_the_session(
     client: httpx.AsyncClient, engine: FakeEngine, url: str, ttl_s: float
 ) -> None:
     response = await client.put(url, json={"ttl_s": ttl_s})
-    place = response.json()
-    assert (response.status_code, place["sequence_id"], place["lane"]) == (200, 7, None)
-    assert (place["entry"]["entry_id"], place["entry"]["pinned_for_s"]) == (0, ttl_s)
+    session = response.json()
+    assert (response.status_code, session["session_id"], session["lane"]) == (200, 7, None)
+    assert session["pinned_for_s"] == ttl_s
     assert engine.pins == {7: ttl_s}
 
 
 @pytest.mark.parametrize("url", PINS)
-async def test_unpinned_sequence_has_no_pin(
+async def test_unpinned_session_has_no_pin(
     client: httpx.AsyncClient, engine: FakeEngine, url: str
 ) -> None:
     engine.pins = {7: 60.0}
     response = await client.delete(url)
-    assert (response.status_code, response.json()["entry"]["pinned_for_s"]) == (200, None)
+    assert (response.status_code, response.json()["pinned_for_s"]) == (200, None)
     assert engine.pins == {}
 
 
@@ -62,17 +62,17 @@ async def test_pin_needs_a_ttl_within_a_week(
     assert engine.pins == {}
 
 
-async def test_dropped_sequence_is_no_longer_kept(
+async def test_dropped_session_is_no_longer_kept(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     response = await client.delete(PLACES[0])
-    assert response.json() == {"sequence_id": 7, "dropped": True}
-    assert engine.kept_entries == set()
+    assert response.json() == {"session_id": 7, "dropped": True}
+    assert not engine.has_session
 
 
 @pytest.mark.parametrize("place", ABSENT)
 @pytest.mark.parametrize(("method", "rest"), [("PUT", "/pin"), ("DELETE", "/pin"), ("DELETE", "")])
-async def test_unknown_sequence_or_entry_is_not_found(
+async def test_unknown_session_is_not_found(
     client: httpx.AsyncClient, place: str, method: str, rest: str
 ) -> None:
     response = await client.request(method, place + rest, json={"ttl_s": 5})
@@ -97,9 +97,11 @@ async def test_change_that_the_engine_refuses_is_a_conflict(
     assert (response.status_code, response.json()["error"]["code"]) == (409, error.code)
 
 
-async def test_registry_shows_anchors_totals_and_owners(client: httpx.AsyncClient) -> None:
+async def test_registry_shows_states_totals_and_owners(client: httpx.AsyncClient) -> None:
     registry = (await client.get("/v1/registry")).json()
-    assert [anchor["state"] for anchor in registry["anchors"]] == ["empty"]
+    (session,) = registry["sessions"]
+    (state,) = session["states"]
+    assert (state["kind"], state["position"], state["own_bytes"]) == ("turn", 65, 100)
     assert registry["totals"]["finished"] == 0
-    assert {"tenant", "priority", "expires_in_s", "pinned_for_s"} <= set(registry["entries"][0])
-    assert registry["entries"][0]["tenant"] == "default"
+    assert {"tenant", "priority", "expires_in_s", "pinned_for_s"} <= set(session)
+    assert session["tenant"] == "default"

@@ -67,22 +67,6 @@ def test_a_copy_is_bit_identical_and_alone(states: StateSlots) -> None:
     assert all(is_equal(after[slot], before[slot]) for slot in (0, 1, 2))
 
 
-def test_a_swap_is_bit_identical_and_alone(states: StateSlots) -> None:
-    before = [slot_bits(states, slot) for slot in range(4)]
-    states.swap(0, 2)
-    after = [slot_bits(states, slot) for slot in range(4)]
-    assert is_equal(after[0], before[2])
-    assert is_equal(after[2], before[0])
-    assert is_equal(after[1], before[1])
-    assert is_equal(after[3], before[3])
-
-
-def test_a_slot_swapped_with_itself_keeps_its_bits(states: StateSlots) -> None:
-    before = slot_bits(states, 1)
-    states.swap(1, 1)
-    assert is_equal(slot_bits(states, 1), before)
-
-
 def test_zeroing_leaves_other_slots_alone(states: StateSlots) -> None:
     before = slot_bits(states, 0)
     states.zero(1)

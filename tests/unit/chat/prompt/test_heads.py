@@ -451,8 +451,9 @@ def test_the_first_head_renders_only_what_it_holds(
 ) -> None:
     builder = PromptBuilder(tokenizer, counting_template, EchoIndex(tokenizer))
     builder.build(Conversation(_LONG))
-    # The prompt, two next turns, and twice the system message with a placeholder.
-    assert counting_template.num_messages == len(_LONG) + 2 * (len(_LONG) + 2) + 2 + 4
+    # The prompt, two next turns, two edits of the last message, and twice the system message with
+    # a placeholder.
+    assert counting_template.num_messages == 3 * len(_LONG) + 2 * (len(_LONG) + 2) + 2 + 4
 
 
 def test_heads_encode_only_what_the_prompt_lacks(model_path: Path, template_of: TemplateOf) -> None:
