@@ -1,294 +1,240 @@
 """Checks each admission by brute-force comparison of token lists. Shares no code with admission.
 
-Input: the mirrored state before the step, and the events of the step. Uses no digests or plans.
+Input: the mirrored state before the admission, and its plan. Uses no digests.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from event_mirror import Mirror
 from ranking import Profile, Ranking
-from seen import Seen
+from seen import SeenFreed, SeenRun, SeenSession, SeenState
 
-from kvreg_service.core import events
-from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.requests.request import Admission, Request
+from kvreg_service.core.ids import LaneId, SessionId
+from kvreg_service.core.labels import Attach, EvictionReason, ReusePath, StateKind
+from kvreg_service.core.requests.request import Admission, Request, ResumePoint
+from kvreg_service.core.scheduling.admission import AdmissionPlan
+
+PATHS = {
+    StateKind.FRONTIER: ReusePath.APPEND_FRONTIER,
+    StateKind.TURN: ReusePath.RESTORE_TURN_CHECKPOINT,
+    StateKind.ROUND: ReusePath.RESTORE_TURN_CHECKPOINT,
+    StateKind.RESPONSE: ReusePath.RESTORE_RESPONSE_CHECKPOINT,
+    StateKind.HEAD: ReusePath.RESTORE_ANCHOR,
+    StateKind.BRANCH_POINT: ReusePath.RESTORE_BRANCH_POINT,
+}
+MIN_BRANCH_TOKENS = 32
+
+Freed = list[tuple[SeenState, EvictionReason]]
 
 
-@dataclass(frozen=True)
-class _Change:
-    """An admission, its request, and the sequence that it resumes, if any."""
+class AdmissionOracle:
+    """Says how a request must be admitted: the state, the lane, what is freed and captured."""
 
-    admission: Admission
-    request: Request
-    origin: Seen | None
+    def __init__(self, mirror: Mirror, profile: Profile, ranking: Ranking) -> None:
+        self._mirror = mirror
+        self._profile = profile
+        self._ranking = ranking
 
-    @property
-    def captures(self) -> bool:
-        boundary = self.request.boundary
-        cached, prompt = self.admission.cached_tokens, self.request.prompt_tokens
-        return (
-            self.request.cache_policy.retain and boundary is not None and cached < boundary < prompt
+    def check(self, plan: AdmissionPlan, request: Request, now_s: float) -> tuple[SeenRun, Freed]:
+        """Check the plan of a request; return its run and what it must free, in order."""
+        resumed = self._longest(request)
+        session = resumed.session if resumed and not resumed.session.is_shared else None
+        position = resumed.position if resumed else 0
+        known = self._longest_known(request)
+        lane = self._lane(session)
+        assert plan.lane == lane, "the request is not on the lane of its session, or a better one"
+        assert (plan.resumed.state_id if plan.resumed else None) == (
+            resumed.state_id if resumed else None
+        ), "not the longest kept prefix is resumed"
+        missed = self._missed(request, position)
+        points = self._points(request, position, session, known)
+        assert list(plan.points) == points
+        freed = self._freed(request, lane, resumed, session, points, now_s)
+        run = SeenRun(
+            request=request,
+            session=session or SeenSession(None, request.tenant),
+            lane=lane,
+            resumed=resumed,
+            missed=missed,
+            known=known,
+            tokens=list(request.prompt.tokens),
+            position=position,
+            points=points,
+            is_taken_over=bool(freed) and freed[-1][0] is resumed,
+        )
+        goes_on = missed is not None and missed.kind not in (
+            StateKind.HEAD,
+            StateKind.BRANCH_POINT,
+        )
+        run.session.is_newcomer = session is None and not goes_on
+        if run.is_taken_over:
+            # The slot goes on to the request, which needs it, whatever else it was freed for.
+            freed[-1] = freed[-1][0], EvictionReason.SLOT_NEEDED
+        return run, freed
+
+    def expected_admission(self, run: SeenRun, now_s: float) -> Admission:
+        """Return what is reported of an admission; a new session has no id yet.
+
+        The mirror has the state before it.
+        """
+        request, resumed = run.request, run.resumed
+        last = self._mirror.lanes[run.lane]
+        attach = Attach.NONE
+        if resumed is not None and (resumed.session.is_shared or resumed.session is not last):
+            attach = Attach.ANCHOR if resumed.session.is_shared else Attach.REGISTRY
+        is_dropped = run.missed is not None and run.missed.is_dropped_current
+        return Admission(
+            lane=LaneId(run.lane),
+            session_id=SessionId(run.session.session_id or 0),
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=run.position,
+            reuse_path=PATHS[resumed.kind] if resumed else ReusePath.FULL_RESET,
+            attach=attach,
+            queue_s=max(0.0, now_s - request.arrival_s),
+            gap_s=max(0.0, now_s - resumed.last_used_s) if resumed else None,
+            diverged_at=None if resumed else run.known,
+            regret_tokens=run.missed.position - run.position if run.missed and is_dropped else 0,
         )
 
-    def replaces_branch(self, seen: Seen, ranking: Ranking) -> bool:
-        """Whether the request replaces the end of the branch ``seen``, which is then obsolete."""
-        origin = self.origin
-        if not self.captures or origin is None or origin.superseded_by is None:
-            return False
-        if origin.family != seen.family or ranking.is_superseded(origin):
-            return False
-        known = max(origin.frontier, _common(self.request, origin))
-        return _common(self.request, seen) - known >= 16
+    # What is resumed, and where.
 
+    def _longest(self, request: Request) -> SeenState | None:
+        if not request.cache_policy.may_reuse:
+            return None
+        prompt, identity = list(request.prompt.tokens), request.prompt.identity
+        path = self._mirror.path_to(identity, prompt, len(prompt))
+        return path[0] if path else None
 
-def longest_reuse(kept: list[Seen], request: Request) -> tuple[int, dict[int, list[str]]]:
-    """Return the longest reusable prefix and, by sequence, the ways to resume there."""
-    prompt = list(request.prompt.tokens)
-    best, found = 0, {}
-    if not request.cache_policy.may_reuse:
-        return best, found
-    for seen in kept:
-        if seen.tenant != request.prompt.identity.tenant:
-            continue
-        for kind, position in seen.positions.items():
-            if position >= len(prompt) or position < best:
-                continue
-            if prompt[:position] != seen.tokens[:position]:
-                continue
-            if position > best:
-                best, found = position, {}
-            found.setdefault(seen.sequence_id, []).append(kind)
-    return best, found
-
-
-def check_admission(
-    mirror: Mirror,
-    profile: Profile,
-    emitted: list[events.Event],
-    num_free_pages: int,
-    now_s: float,
-) -> None:
-    """Check the admission in ``emitted`` against the state in ``mirror``, which precedes it."""
-    index = next((i for i, e in enumerate(emitted) if isinstance(e, events.Admitted)), None)
-    if index is None:
-        assert not any(isinstance(e, events.Detached | events.Forked) for e in emitted)
-        return
-    event = emitted[index]
-    assert isinstance(event, events.Admitted)
-    admission = event.admission
-    request = mirror.requests[event.request_id]
-    kept = mirror.kept()
-    origin = _check_reuse(admission, kept, request, now_s)
-    ranking = Ranking(mirror, profile, now_s)
-    before = emitted[:index]
-    change = _Change(admission, request, origin)
-    taken = _check_displacement(mirror, profile, ranking, change, before, now_s)
-    _check_fork(mirror, profile, ranking, change, taken, before, num_free_pages)
-
-
-def _check_reuse(
-    admission: Admission, kept: list[Seen], request: Request, now_s: float
-) -> Seen | None:
-    best, found = longest_reuse(kept, request)
-    if best and not admission.cached_tokens:
-        origins = [seen for seen in kept if seen.sequence_id in found]
-        is_pinned_without_checkpoint = [
-            seen.is_pinned(now_s) and seen.checkpoint is None for seen in origins
+    def _longest_known(self, request: Request) -> int | None:
+        """Return the longest prefix that the prompt shares with a known path."""
+        prompt, identity = list(request.prompt.tokens), request.prompt.identity
+        paths = [
+            one.path if isinstance(one, SeenState) else one.tokens
+            for one in (*self._mirror.states, *self._mirror.runs)
+            if one.identity == identity
         ]
-        assert not request.cache_policy.retain, "a retaining request ignored a pinned sequence"
-        assert any(is_pinned_without_checkpoint)
-        best = 0
-    assert admission.cached_tokens == best, (admission, found)
-    assert admission.prompt_tokens == request.prompt_tokens
-    if best == 0:
-        assert admission.reuse_path == "full_reset"
-        assert admission.attach == "none"
-        tenant = request.prompt.identity.tenant
-        shared = [_common(request, seen) for seen in kept if seen.tenant == tenant]
-        assert admission.diverged_at == max(shared, default=None)
-        return None
-    can_append = any("append" in kinds for kinds in found.values())
-    kept_there = [seen for seen in kept if seen.sequence_id in found]
-    if can_append:
-        kept_there = [seen for seen in kept_there if "append" in found[seen.sequence_id]]
-    on_lanes = [seen for seen in kept_there if seen.lane is not None]
-    in_entries = [seen for seen in kept_there if seen.entry is not None]
-    # A sequence on a lane is preferred to one in an entry, and both to an anchor.
-    choice = on_lanes or in_entries or kept_there
-    attach = "none" if on_lanes else "registry" if in_entries else "anchor"
-    assert admission.attach == attach
-    if attach == "anchor":
-        (origin,) = choice
-        assert admission.sequence_id not in {seen.sequence_id for seen in kept}
-        assert admission.reuse_path == "restore_anchor"
-        return origin
-    (origin,) = (seen for seen in choice if seen.sequence_id == admission.sequence_id)
-    ways = found[origin.sequence_id]
-    path = "append_frontier" if can_append else f"{ways[0]}_checkpoint"
-    assert admission.reuse_path == path
-    return origin
+        return max((_common(prompt, path) for path in paths), default=None)
 
-
-def _common(request: Request, seen: Seen) -> int:
-    prompt = list(request.prompt.tokens)
-    pairs = zip(prompt, seen.tokens, strict=False)
-    return next(
-        (i for i, (mine, theirs) in enumerate(pairs) if mine != theirs),
-        min(len(prompt), len(seen.tokens)),
-    )
-
-
-def _check_displacement(
-    mirror: Mirror,
-    profile: Profile,
-    ranking: Ranking,
-    change: _Change,
-    before: list[events.Event],
-    now_s: float,
-) -> int | None:
-    """Check which sequence was displaced; return the entry that it moved to."""
-    admission, origin = change.admission, change.origin
-    busy = {seen.lane for seen in mirror.running()}
-    at_rest = {seen.lane: seen for seen in mirror.kept() if seen.lane is not None}
-    assert admission.lane not in busy
-    displaced = at_rest.get(admission.lane)
-    detached = [(e.sequence_id, e.entry) for e in before if isinstance(e, events.Detached)]
-    dropped = [e.sequence_id for e in _evictions(before, EvictionReason.DISPLACED)]
-    if origin is not None and origin.lane is not None:
-        assert admission.lane == origin.lane, "a sequence on a lane was resumed on another lane"
-        displaced = None
-    if displaced is None:
-        assert not detached
-        assert not dropped
-        return None
-    empty_lanes = set(range(profile.lanes)) - busy - set(at_rest)
-    assert not empty_lanes, "a sequence was displaced although a lane was empty"
-    assert displaced is min(at_rest.values(), key=ranking.eviction_key), (
-        "not the least valuable sequence was displaced"
-    )
-    entries = {seen.entry: seen for seen in mirror.kept() if seen.entry is not None}
-    entry = _expected_entry(mirror, profile, ranking, displaced, change, entries, now_s)
-    if entry is None:
-        assert (dropped, detached) == ([displaced.sequence_id], [])
-        return None
-    assert (dropped, detached) == ([], [(displaced.sequence_id, entry)])
-    victim = entries.get(entry)
-    if victim is not None and victim is not origin:
-        assert victim.sequence_id in [
-            e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED)
+    def _missed(self, request: Request, position: int) -> SeenFreed | None:
+        """Return the longest freed state that the prompt could have resumed instead."""
+        if not request.cache_policy.may_reuse:
+            return None
+        prompt, identity = list(request.prompt.tokens), request.prompt.identity
+        found = [
+            one
+            for one in self._mirror.freed
+            if one.identity == identity
+            and position < one.position < len(prompt)
+            and tuple(prompt[: one.position]) == one.tokens
         ]
-    return entry
+        return max(found, key=lambda one: one.position, default=None)
+
+    def _lane(self, session: SeenSession | None) -> int:
+        """Return the lane of the session, else one without a session, else the least recent."""
+        busy = {run.lane for run in self._mirror.runs}
+        idle = {
+            lane: last if last is not None and last.states else None
+            for lane, last in enumerate(self._mirror.lanes)
+            if lane not in busy
+        }
+        own = [lane for lane, last in idle.items() if last is not None and last is session]
+        empty = [lane for lane, last in idle.items() if last is None]
+        return min(own or empty or idle, key=lambda lane: (_answered(idle[lane]), lane))
+
+    # What is freed.
+
+    def _freed(
+        self,
+        request: Request,
+        lane: int,
+        resumed: SeenState | None,
+        session: SeenSession | None,
+        points: list[ResumePoint],
+        now_s: float,
+    ) -> Freed:
+        displaced = self._lost_with_lane(lane, session, now_s)
+        freed = [(one, EvictionReason.DISPLACED) for one in displaced if one is not resumed]
+        if self._profile.is_none and session is not None and not session.num_running:
+            ends = [one for one in session.states if one.kind is StateKind.FRONTIER]
+            freed += [(one, EvictionReason.SUPERSEDED) for one in ends]
+        gone = [one for one, _ in freed]
+        if resumed not in gone and not self._mirror.num_free_slots + len(gone):
+            goes_on = any(one.kind.is_boundary for one in points)
+            passed = self._passed(request, resumed) if goes_on else []
+            victim = self._ranking.first_for_slot(request, session, now_s, but=gone, passed=passed)
+            assert victim is not None, "no slot is left for a request to run in"
+            freed.append((victim, EvictionReason.SLOT_NEEDED))
+        return [one for one in freed if one[0] is not resumed] + [
+            one for one in freed if one[0] is resumed
+        ]
+
+    def _passed(self, request: Request, resumed: SeenState | None) -> list[SeenState]:
+        """Return the states that the conversation goes on beyond, and ends of other answers."""
+        if resumed is None:
+            return []
+        path = self._mirror.path_to(resumed.identity, list(resumed.tokens), resumed.position)
+        expected = request.boundaries
+        beside = [
+            one
+            for one in resumed.session.states
+            if one.kind is StateKind.FRONTIER
+            and resumed.kind.is_boundary
+            and self._mirror.parent(one) is resumed
+        ]
+        return [one for one in (resumed, *path) if one.position not in expected] + beside
+
+    def _lost_with_lane(
+        self, lane: int, session: SeenSession | None, now_s: float
+    ) -> list[SeenState]:
+        """Return the states that the last session of the lane loses with it."""
+        last = self._mirror.lanes[lane]
+        if last is None or last is session or self._mirror.lanes.count(last) > 1:
+            return []
+        if not self._profile.entries:
+            return list(last.states)
+        others = [one for one in self._mirror.displaced() if one is not last]
+        if self._profile.is_none and len(others) >= self._profile.entries:
+            return [one for one in last.states if not self._ranking.is_protected(one, now_s)]
+        if self._profile.keep_current:
+            return []
+        return [one for one in last.states if one.kind is StateKind.FRONTIER]
+
+    # What is captured.
+
+    def _points(
+        self, request: Request, start: int, session: SeenSession | None, known: int | None
+    ) -> list[ResumePoint]:
+        """Return where states may be captured, the first one first."""
+        if not request.cache_policy.retain:
+            return []
+        inside = [
+            one for one in request.resume_points if start < one.position < len(request.prompt)
+        ]
+        planned: dict[int, ResumePoint] = {}
+        for position in {one.position for one in inside}:
+            here = [one for one in inside if one.position == position]
+            boundaries = [one for one in here if one.kind.is_boundary]
+            heads = [one for one in here if one.kind is StateKind.HEAD and self._profile.anchors]
+            if boundaries or heads:
+                kind = boundaries[-1].kind if boundaries else StateKind.HEAD
+                is_marked = any(one.is_marked for one in (*boundaries, *heads))
+                planned[position] = ResumePoint(position, kind, is_marked)
+        branches = [one.position for one in inside if one.kind is StateKind.BRANCH_POINT]
+        if known is not None and start < known < len(request.prompt):
+            branches.insert(0, known)
+        if session is not None or self._profile.anchors:
+            for position in branches:
+                before = [one for one in (start, *planned) if one <= position]
+                if position - max(before) >= MIN_BRANCH_TOKENS:
+                    planned[position] = ResumePoint(position, StateKind.BRANCH_POINT)
+        return [planned[one] for one in sorted(planned)]
 
 
-def _expected_entry(
-    mirror: Mirror,
-    profile: Profile,
-    ranking: Ranking,
-    displaced: Seen,
-    change: _Change,
-    entries: dict[int, Seen],
-    now_s: float,
-) -> int | None:
-    """Return the entry that the displaced sequence must move to; None if it must be dropped."""
-    if not profile.can_keep(displaced):
-        return None
-    quota = mirror.quotas.get(displaced.tenant)
-    origin, empty = change.origin, set(range(profile.entries)) - set(entries)
-    leaving = origin if origin is not None and origin.entry is not None else None
-    others = [seen for seen in entries.values() if seen is not leaving]
-    own = [seen for seen in others if seen.tenant == displaced.tenant]
-    must_keep = displaced.is_pinned(now_s)
-    if quota is not None and len(own) >= quota.entries:
-        others = own
-    else:
-        if leaving is not None and (profile.exchange or must_keep):
-            leaves_fork = profile.policy.evicts_for_detach and change.replaces_branch(
-                displaced, ranking
-            )
-            if not leaves_fork or must_keep:
-                return leaving.entry
-            if empty and quota is None:
-                return min(empty)
-            others = own if quota is not None else others
-        elif empty:
-            return min(empty)
-        elif quota is not None:
-            must_keep = True
-            others = [seen for seen in others if seen.tenant != displaced.tenant] or others
-    victim = ranking.first_victim(others, displaced.tenant)
-    if victim is None or not (must_keep or profile.policy.evicts_for_detach):
-        return None
-    is_less_valuable = ranking.eviction_key(victim) < ranking.eviction_key(displaced)
-    return victim.entry if must_keep or is_less_valuable else None
+def _answered(session: SeenSession | None) -> int:
+    return session.answered if session is not None else -1
 
 
-def _check_fork(
-    mirror: Mirror,
-    profile: Profile,
-    ranking: Ranking,
-    change: _Change,
-    taken: int | None,
-    before: list[events.Event],
-    num_free_pages: int,
-) -> None:
-    origin = change.origin
-    forks = [e for e in before if isinstance(e, events.Forked)]
-    evicted = [
-        e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED) if e.entry != taken
-    ]
-    if (
-        origin is None
-        or origin.anchor is not None
-        or not (change.captures or not change.request.cache_policy.retain)
-        or not profile.policy.evicts_for_detach
-        or not profile.can_keep(origin)
-    ):
-        assert not forks, "a fork was made although no state would have been lost"
-        assert not evicted
-        return
-    is_at_quota = _is_at_quota(mirror, origin, taken, before)
-    if forks:
-        (fork,) = forks
-        assert fork.origin_id == origin.sequence_id
-        victims = [seen for seen in mirror.kept() if seen.sequence_id in evicted]
-        assert len(victims) == len(evicted) <= 1
-        for victim in victims:
-            assert victim.entry == fork.entry
-            assert ranking.is_superseded(victim) or victim.family == origin.family
-            is_less_valuable = ranking.level_and_value(victim) < ranking.level_and_value(origin)
-            assert is_less_valuable or change.replaces_branch(victim, ranking)
-            assert ranking.may_evict(victim, origin.tenant)
-        assert not is_at_quota or [seen.tenant for seen in victims] == [origin.tenant]
-        return
-    assert not evicted
-    has_pages = len(origin.pages) - change.admission.cached_tokens // 64 <= num_free_pages
-    entries = {seen.entry for seen in mirror.kept() if seen.entry is not None}
-    has_room = bool(set(range(profile.entries)) - entries - {taken}) or (
-        origin.entry is not None and origin.entry != taken
-    )
-    assert is_at_quota or not (has_pages and has_room), "no fork was made although there was room"
-
-
-def _is_at_quota(
-    mirror: Mirror, origin: Seen, taken: int | None, before: list[events.Event]
-) -> bool:
-    """Whether one more entry would exceed the quota of the resumed sequence's tenant."""
-    quota = mirror.quotas.get(origin.tenant)
-    gone = [e.sequence_id for e in _evictions(before, EvictionReason.ENTRY_NEEDED)]
-    gone = [i for i in gone if mirror.sequences[i].entry == taken]
-    detached = [e.sequence_id for e in before if isinstance(e, events.Detached)]
-    own = [
-        seen
-        for seen in mirror.kept()
-        if seen.tenant == origin.tenant
-        and (seen.entry is not None or seen.sequence_id in detached)
-        and seen is not origin
-        and seen.sequence_id not in gone
-    ]
-    return quota is not None and len(own) >= quota.entries
-
-
-def _evictions(emitted: list[events.Event], reason: EvictionReason) -> list[events.Evicted]:
-    return [e for e in emitted if isinstance(e, events.Evicted) and e.reason is reason]
+def _common(prompt: list[int], path: list[int]) -> int:
+    pairs = zip(prompt, path, strict=False)
+    differing = (i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
+    return next(differing, min(len(prompt), len(path)))

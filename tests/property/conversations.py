@@ -1,8 +1,8 @@
 """Prompts as clients of a chat template produce them. Does not use the scheduler.
 
 A turn is ``history, USER, words, OPEN`` and then a think block that the next turn's history does
-not repeat. The next user turn can therefore resume only from the checkpoint after OPEN, while a
-prompt that continues the answer can resume from the frontier.
+not repeat. The next user turn can therefore resume only from the boundary after OPEN, while a
+prompt that continues the answer, or appends the result of a tool, can resume from the frontier.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-USER, OPEN, THINK, END = 1, 2, 3, 4
+USER, OPEN, THINK, END, TOOL = 1, 2, 3, 4, 6
 FIRST_WORD = 10
 NUM_WORDS = 90
 
@@ -22,17 +22,24 @@ def words(seed: object, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """``boundary`` ends the longest prefix that the next turn is certain to repeat."""
+    """``boundary`` ends the longest prefix that the next turn is certain to repeat.
+
+    In a tool loop ``round_boundary`` is that of the next round. An edit of the last message would
+    leave the prompt at ``branch_point``.
+    """
 
     tokens: list[int]
     boundary: int | None
+    round_boundary: int | None = None
+    branch_point: int | None = None
 
 
 def user_turn(history: list[int], message: list[int], think_tokens: int) -> Prompt:
     stable = [*history, USER, *message, OPEN]
     tokens = stable + [THINK] * think_tokens
     # As in the service: at least one token remains to be computed.
-    return Prompt(tokens, min(len(stable), len(tokens) - 1))
+    boundary = min(len(stable), len(tokens) - 1)
+    return Prompt(tokens, boundary, branch_point=len(history) or None)
 
 
 @dataclass
@@ -79,6 +86,14 @@ class Conversation:
             return None
         tokens = [*self.last.tokens, *self.answer, *self.fresh_words(num_words)]
         return Prompt(tokens, len(tokens) - 1)
+
+    def tool_round(self, num_words: int, think_tokens: int) -> Prompt | None:
+        """Return a prompt that appends the result of a tool to the answer."""
+        if self.last is None or self.answer is None:
+            return None
+        stable = [*self.last.tokens, *self.answer, TOOL, *self.fresh_words(num_words), OPEN]
+        tokens = stable + [THINK] * think_tokens
+        return Prompt(tokens, self.last.boundary, min(len(stable), len(tokens) - 1))
 
     def postfix(self, num_words: int, think_tokens: int) -> Prompt:
         """Return a side request that begins with the session's history."""

@@ -1,402 +1,299 @@
 """A mirror of the scheduler's state, rebuilt from requests, step plans and events alone.
 
-Owns a second record of every running and kept sequence and of the pages that they share. If it
-differs from the scheduler's, either the scheduler's bookkeeping or its events are wrong.
+Owns a plain list of kept states, with their tokens, and one of running requests. Events are applied
+in the moment in which they occur. If it differs from the scheduler's state, either the scheduler's
+bookkeeping or its events are wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from itertools import count
+from collections.abc import Iterable
 
-from seen import Seen
+from seen import SeenFreed, SeenRun, SeenSession, SeenState
 
 from kvreg_service.core import events
-from kvreg_service.core.labels import Attach, EvictionReason
+from kvreg_service.core.ids import PAGE_TOKENS, pages_for
+from kvreg_service.core.labels import EvictionReason, StateKind
+from kvreg_service.core.requests.identity import Identity
+from kvreg_service.core.requests.request import Request
+from kvreg_service.core.scheduling.step import SlotCopy, StepPlan, StepResult
 from kvreg_service.core.states.quota import Quota
-from kvreg_service.core.requests.request import Admission, Request
-from kvreg_service.core.scheduling.step import StepPlan, StepResult
+from kvreg_service.core.states.return_rates import Visits
+
+MAX_FREED = 400
+"""How many freed states are watched."""
+MAX_FREED_BEYOND = 8
+"""How many freed states a kept one before them inherits the expected returns of."""
 
 
 class Mirror:
-    """All sequences, updated by events.
+    """All kept states, sessions, running and queued requests, updated by events."""
 
-    ``before_eviction`` is called while the victim is still recorded, and ``after_change`` with the
-    tenant whose running or kept sequences have changed.
-    """
-
-    def __init__(
-        self,
-        keep_current: bool,
-        num_pages: int,
-        before_eviction: Callable[[Seen, EvictionReason, float], None],
-        after_change: Callable[[str, float], None],
-    ) -> None:
-        self.keep_current = keep_current
+    def __init__(self, num_lanes: int, num_slots: int, num_pages: int, keep_current: bool) -> None:
+        self.num_slots = num_slots
         self.num_pages = num_pages
+        self._keep_current = keep_current
+        self.states: list[SeenState] = []
+        self.sessions: dict[int, SeenSession] = {}
+        self.runs: list[SeenRun] = []
+        self.starting: SeenRun | None = None
+        """The request that is being put on a lane, before its event."""
+        self.ending: SeenRun | None = None
+        """The request that will end next, before its event."""
+        self.freed: list[SeenFreed] = []
+        self.lanes: list[SeenSession | None] = [None] * num_lanes
         self.quotas: dict[str, Quota] = {}
-        self._before_eviction = before_eviction
-        self._after_change = after_change
-        self.sequences: dict[int, Seen] = {}
-        self.queue: list[str] = []
-        self.requests: dict[str, Request] = {}
-        self.terminals: dict[str, events.Terminal] = {}
-        self.outputs: dict[str, list[int]] = {}
-        self.computed: dict[str, int] = {}
-        self.cached: dict[str, int] = {}
-        self._page_numbers = count()
-        self._new_fork: Seen | None = None
-        self._tail_copy_of: Seen | None = None
-        self._changed_tenant: str | None = None
-        self._forks_in_place_of: dict[str, int] = {}
-        self._captured_s = 0.0
+        self.queue: list[Request] = []
+        self.num_admissions = 0
+        self._num_answered = 0
+        self._num_sessions = 0
 
-    def kept(self) -> list[Seen]:
-        return [seen for seen in self.sequences.values() if seen.request is None]
-
-    def running(self) -> list[Seen]:
-        return [seen for seen in self.sequences.values() if seen.request is not None]
-
-    def anchors(self) -> list[Seen]:
-        return [seen for seen in self.sequences.values() if seen.anchor is not None]
-
-    def of_request(self, request_id: str) -> Seen | None:
-        for seen in self.running():
-            if seen.request is not None and seen.request.request_id == request_id:
-                return seen
-        return None
-
-    def submitted(self, request: Request) -> None:
-        self.requests[request.request_id] = request
-        self.queue.append(request.request_id)
-        self.outputs[request.request_id] = []
-        self.computed[request.request_id] = 0
-
-    # Pages.
-
-    def num_references(self, page: int) -> int:
-        return sum(page in seen.pages for seen in self.sequences.values())
-
-    def frees_a_page(self, seen: Seen) -> bool:
-        return any(self.num_references(page) == 1 for page in reversed(seen.pages))
+    # Queries.
 
     @property
-    def num_free_pages(self) -> int:
-        held = {page for seen in self.sequences.values() for page in seen.pages}
-        return self.num_pages - len(held)
+    def all_runs(self) -> list[SeenRun]:
+        """Running requests, with the one that is being put on its lane."""
+        return [*self.runs, *([self.starting] if self.starting else [])]
 
-    def _new_pages(self, number: int) -> list[int]:
-        return [next(self._page_numbers) for _ in range(number)]
+    def find_run(self, request_id: str) -> SeenRun | None:
+        return next((one for one in self.all_runs if one.request.request_id == request_id), None)
 
-    def _copy_shared_tail_page(self) -> None:
-        """Copy the partly filled last page if another sequence shares it."""
-        seen, self._tail_copy_of = self._tail_copy_of, None
-        if seen is not None and seen.frontier % 64 and self.num_references(seen.pages[-1]) > 1:
-            seen.pages[-1:] = self._new_pages(1)
+    def get_run(self, request_id: str) -> SeenRun:
+        run = self.find_run(request_id)
+        assert run is not None, f"request {request_id} has no lane"
+        return run
 
-    def _evicts_for_tail_copy(self) -> bool:
-        """Whether the eviction makes room for the copy of a shared last page."""
-        seen = self._tail_copy_of
-        return (
-            seen is not None
-            and seen.frontier % 64 > 0
-            and self.num_references(seen.pages[-1]) > 1
-            and self.num_free_pages == 0
-        )
+    def path_to(self, identity: Identity, tokens: list[int], position: int) -> list[SeenState]:
+        """Return the kept states that are proper prefixes, the deepest first."""
+        found = [one for one in self.states if one.is_before(identity, tokens, position)]
+        return sorted(found, key=lambda one: -one.position)
 
-    # Steps.
+    def parent(self, state: SeenState) -> SeenState | None:
+        path = self.path_to(state.identity, list(state.tokens), state.position)
+        return path[0] if path else None
 
-    def end_pins(self, now_s: float) -> None:
-        """Clear expired pins of kept sequences."""
-        for seen in self.kept():
-            if not seen.is_pinned(now_s):
-                seen.pinned_until_s = None
+    def find_at(self, identity: Identity, tokens: Iterable[int]) -> SeenState | None:
+        """Return the state after exactly these tokens."""
+        wanted = tuple(tokens)
+        found = [one for one in self.states if (one.identity, one.tokens) == (identity, wanted)]
+        assert len(found) <= 1, "two states are kept at one position of one path"
+        return found[0] if found else None
 
-    def apply_planned(self, emitted: Iterable[events.Event], schedule_s: float) -> None:
-        """Apply the events of `schedule`."""
-        for event in emitted:
-            self.apply(event, schedule_s)
-        self.settle(schedule_s)
+    def tables(self, but: Iterable[SeenState] = ()) -> list[tuple[int, ...]]:
+        """Return every page table that is held."""
+        gone = list(but)
+        kept = [one.pages for one in self.states if one not in gone]
+        running = [table for one in self.all_runs for table in (tuple(one.pages), one.taken_over)]
+        return [*kept, *running]
 
-    def apply_result(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        emitted: list[events.Event],
-        first_anchor_slot: int,
-        schedule_s: float,
-        commit_s: float,
-    ) -> None:
-        """Apply the computed work of the step, then the events of `commit`."""
+    def own_pages(self, *states: SeenState) -> int:
+        """Return how many pages come free if all of these states are freed."""
+        others = {page for table in self.tables(states) for page in table}
+        return len({page for one in states for page in one.pages} - others)
+
+    @property
+    def free_pages(self) -> set[int]:
+        return set(range(self.num_pages)) - {page for table in self.tables() for page in table}
+
+    @property
+    def num_free_slots(self) -> int:
+        capturing = [one for one in self.all_runs if one.capturing]
+        return self.num_slots - len(self.states) - len(self.all_runs) - len(capturing)
+
+    def displaced(self, tenant: str | None = None) -> list[SeenSession]:
+        """Return the kept sessions that are the last ones of no lane."""
+        return [
+            one
+            for one in self.sessions.values()
+            if one.states
+            and not one.is_shared
+            and one not in self.lanes
+            and tenant in (None, one.tenant)
+        ]
+
+    # Requests.
+
+    def begin(self, run: SeenRun) -> None:
+        """Begin to put a request on its lane; evictions, and then `Admitted`, follow."""
+        self.queue.remove(run.request)
+        self.num_admissions += 1
+        self.starting = run
+        run.session.num_running += 1
+        if run.resumed is None:
+            return
+        run.resumed.resting_since = None
+        run.used.append(run.resumed)
+        if not run.is_taken_over and run.resumed.kind.is_boundary:
+            run.boundary = run.resumed
+
+    def hold_whole_pages(self, run: SeenRun) -> None:
+        """Give the starting request the pages that it resumes but the last, which it copies."""
+        assert run.resumed is not None
+        assert run.position % PAGE_TOKENS, "a whole page is copied"
+        if run.is_taken_over:
+            assert self._is_shared(run.taken_over[-1]), "a page is copied that nobody else holds"
+        run.pages = list(run.resumed.pages[:-1])
+
+    def hold_resumed(self, run: SeenRun) -> None:
+        """Give the starting request the pages that it resumes, unless it has copied the last."""
+        if run.resumed is not None and not run.pages:
+            if run.position % PAGE_TOKENS:
+                assert run.is_taken_over, "a page of a kept state is written"
+                assert not self._is_shared(run.taken_over[-1]), "a shared page is written"
+            run.pages = list(run.resumed.pages)
+        run.taken_over = ()
+
+    def _is_shared(self, page: int) -> bool:
+        return sum(page in table for table in self.tables()) > 1
+
+    def take_plan(self, plan: StepPlan) -> None:
+        """Note the slots of the plan."""
+        if plan.preparation is not None:
+            run = self.get_run(plan.preparation.request_id)
+            for move in plan.preparation.moves:
+                if isinstance(move, SlotCopy):
+                    run.slot = move.dst
         for work in plan.work:
-            seen = self.of_request(work.request_id)
-            if seen is None or work.request_id in result.failed:
-                if seen is not None and (work.capture_to or first_anchor_slot) < first_anchor_slot:
-                    seen.checkpoint = None
-                continue
-            seen.frontier = work.end
-            seen.pages += self._new_pages((work.end + 63) // 64 - len(seen.pages))
-            prompt_tokens = self.requests[work.request_id].prompt_tokens
-            self.computed[work.request_id] += max(0, min(work.end, prompt_tokens) - work.start)
-        self._captured_s = schedule_s
-        for event in terminals_first(emitted):
-            self.apply(event, commit_s)
-        self.settle(commit_s)
+            run = self.get_run(work.request_id)
+            run.slot, run.capture_slot = work.slot, work.capture_to
 
-    def settle(self, now_s: float) -> None:
-        """Complete the pending change before an event of another sequence."""
-        self._copy_shared_tail_page()
-        tenant, self._changed_tenant = self._changed_tenant, None
-        if tenant is not None:
-            self._after_change(tenant, now_s)
+    def take_result(self, plan: StepPlan, result: StepResult) -> None:
+        """Note what was computed, before the events of it."""
+        for work in plan.work:
+            if work.request_id not in result.failed:
+                self.get_run(work.request_id).position = work.end
 
-    def apply(self, event: events.Event, now_s: float) -> None:
-        is_consequence = isinstance(event, events.PinEnded) or (
-            isinstance(event, events.Evicted) and event.reason is EvictionReason.QUOTA
-        )
-        is_for_tail_copy = (
-            isinstance(event, events.Evicted)
-            and event.reason is EvictionReason.PAGES_NEEDED
-            and self._evicts_for_tail_copy()
-        )
-        if is_consequence:
-            self._copy_shared_tail_page()
-        elif not is_for_tail_copy and not isinstance(event, events.Attached):
-            self.settle(now_s)
-        match event:
-            case events.Forked():
-                self._forked(event, now_s)
-            case events.Detached():
-                seen = self.sequences[event.sequence_id]
-                assert seen.lane == event.lane
-                seen.lane, seen.entry = None, event.entry
-                seen.has_current = seen.has_current and self.keep_current
-                seen.cut_pages(seen.reusable)
-            case events.Admitted():
-                self._admitted(event, now_s)
-            case events.ReuseFailed():
-                request = self.requests[event.request_id]
-                assert request.cache_policy.may_reuse, "a request without reuse failed to reuse"
-                cold = replace(request.cache_policy, may_reuse=False)
-                self.requests[event.request_id] = replace(request, cache_policy=cold)
-                self.queue.insert(0, event.request_id)
-                self._new_fork = None
-            case events.Attached():
-                assert self.sequences[event.sequence_id].lane == event.lane
-            case events.Evicted():
-                seen = self.sequences[event.sequence_id]
-                assert seen.tenant == event.tenant
-                self._before_eviction(seen, event.reason, now_s)
-                del self.sequences[event.sequence_id]
-                for one in self.sequences.values():
-                    if one.anchored_by == event.sequence_id:
-                        one.anchored_by, one.anchored_tokens = None, 0
-                assert (seen.lane, seen.entry, seen.anchor) == (
-                    event.lane,
-                    event.entry,
-                    event.anchor,
-                )
-            case events.CheckpointCaptured():
-                seen = self._running(event.request_id)
-                assert seen.frontier == event.position
-                seen.checkpoint = event.position
-                seen.checkpoint_kind = event.kind
-            case events.AnchorCaptured():
-                self._anchor_captured(event)
-            case events.PinEnded():
-                seen = self.sequences[event.sequence_id]
-                assert seen.is_pinned(now_s), "PinEnded for a sequence that is not pinned"
-                seen.pinned_until_s = None
-            case events.TokenSampled():
-                seen = self._running(event.request_id)
-                assert len(seen.tokens) == seen.frontier
-                seen.tokens.append(event.token)
-                self.outputs[event.request_id].append(event.token)
-            case events.Terminal():
-                self._ended(event, now_s)
-            case _:
-                raise AssertionError(f"unknown event: {event}")
+    def forget_captures(self) -> None:
+        """Free the slots of captures of the step before, which another request has captured."""
+        for run in self.runs:
+            run.capturing = run.capture_slot = None
 
-    def _running(self, request_id: str) -> Seen:
-        seen = self.of_request(request_id)
-        assert seen is not None, f"request {request_id} has no lane"
-        return seen
+    # Events.
 
-    def _forked(self, event: events.Forked, now_s: float) -> None:
-        origin = self.sequences[event.origin_id]
-        self._new_fork = self.sequences[event.sequence_id] = replace(
-            origin,
-            sequence_id=event.sequence_id,
-            tokens=list(origin.tokens),
-            created_s=now_s,
-            has_current=origin.has_current and self.keep_current,
-            lane=None,
-            entry=event.entry,
-            superseded_by=event.origin_id,
-            pinned_until_s=None,
-            is_lent=False,
-            pages=list(origin.pages),
-        )
-        self._new_fork.cut_pages(self._new_fork.reusable)
-
-    def _admitted(self, event: events.Admitted, now_s: float) -> None:
-        request, admission = self.requests[event.request_id], event.admission
-        self.queue.remove(event.request_id)
-        self.cached[event.request_id] = admission.cached_tokens
-        seen = self.sequences.get(admission.sequence_id)
-        if seen is None:
-            seen = self._new_sequence(admission, request, now_s)
-        else:
-            seen.num_hits += 1
-            if admission.cached_tokens < seen.anchored_tokens:
-                seen.anchored_by, seen.anchored_tokens = None, 0
-        seen.tokens = list(request.prompt.tokens)
-        seen.frontier = admission.cached_tokens
-        seen.cut_pages(admission.cached_tokens)
-        seen.has_current = True
-        seen.is_lent = False
-        seen.last_used_s = now_s
-        if request.cache_policy.retain:
-            seen.priority = request.cache_policy.priority
-            self._mark_anchors(request)
-        seen.lane, seen.entry = admission.lane, None
-        seen.request = request
-        seen.superseded_by = None
-        self._note_fork(seen, request, now_s)
-        self._tail_copy_of = seen
-        self._changed_tenant = seen.tenant
-
-    def _new_sequence(self, admission: Admission, request: Request, now_s: float) -> Seen:
-        """Record a new sequence, with the pages of its anchor if it resumes from one."""
-        seen = self.sequences[admission.sequence_id] = Seen(
-            sequence_id=admission.sequence_id,
-            tenant=request.tenant,
-            tokens=[],
-            frontier=0,
-            has_current=True,
-            checkpoint=None,
-            checkpoint_kind=None,
-            num_hits=0,
-            created_s=now_s,
+    def keep(self, event: events.StateKept, visits: Visits, now_s: float) -> SeenState:
+        """Apply `StateKept`."""
+        run = self.get_run(event.request_id)
+        is_end = event.kind is StateKind.FRONTIER
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            assert event.session_id > self._num_sessions, "the id of a session returned"
+            self._num_sessions = event.session_id
+            session = SeenSession(event.session_id, run.request.tenant, is_shared=True)
+            session.last_used_s = now_s
+            self.sessions[event.session_id] = session
+        slot = run.slot if is_end else run.capture_slot
+        assert slot is not None, "a kept state has no slot"
+        state = SeenState(
+            state_id=event.state_id,
+            session=session,
+            identity=run.identity,
+            tokens=tuple(run.tokens[: event.position]),
+            path=run.tokens,
+            kind=event.kind,
+            slot=slot,
+            pages=tuple(run.pages[: pages_for(event.position)]),
+            visits=visits,
             last_used_s=now_s,
-            lane=None,
-            entry=None,
-            request=None,
-            superseded_by=None,
-            family=admission.sequence_id,
-        )
-        is_anchored = admission.attach is Attach.ANCHOR
-        assert is_anchored == (admission.cached_tokens > 0), "cached tokens without a source"
-        if is_anchored:
-            head = list(request.prompt.tokens[: admission.cached_tokens])
-            (anchor,) = (
-                one for one in self.anchors() if (one.tenant, one.tokens) == (request.tenant, head)
-            )
-            seen.pages = list(anchor.pages)
-            seen.anchored_by, seen.anchored_tokens = anchor.sequence_id, admission.cached_tokens
-            anchor.num_hits += 1
-            anchor.last_used_s = now_s
-        return seen
-
-    def _mark_anchors(self, request: Request) -> None:
-        """Mark the existing anchors of the request's marked heads."""
-        for head in request.heads:
-            end = head.num_tokens // 64 * 64
-            tokens = list(request.prompt.tokens[:end])
-            for anchor in self.anchors() if head.is_marked and end < request.prompt_tokens else ():
-                if (anchor.tenant, anchor.tokens) == (request.tenant, tokens):
-                    anchor.is_marked = True
-
-    def _note_fork(self, seen: Seen, request: Request, now_s: float) -> None:
-        fork, self._new_fork = self._new_fork, None
-        if fork is None:
-            return
-        # The fork gets copies of the pages that the request may overwrite.
-        first = seen.frontier // 64
-        fork.pages[first:] = self._new_pages(len(fork.pages) - first)
-        if not request.cache_policy.retain:
-            fork.superseded_by = None
-            fork.last_used_s = now_s
-            fork.pinned_until_s, seen.pinned_until_s = seen.pinned_until_s, None
-            self._forks_in_place_of[request.request_id] = fork.sequence_id
-
-    def _anchor_captured(self, event: events.AnchorCaptured) -> None:
-        running = self._running(event.request_id)
-        assert running.frontier == event.position
-        assert event.position % 64 == 0
-        assert all(one.anchor != event.anchor for one in self.anchors())
-        running.anchored_by, running.anchored_tokens = event.sequence_id, event.position
-        self.sequences[event.sequence_id] = Seen(
-            sequence_id=event.sequence_id,
-            tenant=running.tenant,
-            tokens=running.tokens[: event.position],
-            frontier=event.position,
-            has_current=False,
-            checkpoint=event.position,
-            checkpoint_kind="anchor",
-            num_hits=0,
-            created_s=self._captured_s,
-            last_used_s=self._captured_s,
-            lane=None,
-            entry=None,
-            request=None,
-            superseded_by=None,
-            family=None,
-            anchor=event.anchor,
             is_marked=event.is_marked,
-            pages=running.pages[: event.position // 64],
         )
-        self._changed_tenant = running.tenant
+        self.states.append(state)
+        session.states.append(state)
+        run.used.append(state)
+        if is_end:
+            run.slot = None
+            return state
+        run.capturing = run.capture_slot = None
+        if event.kind.is_boundary:
+            run.boundary = state
+        return state
 
-    def _ended(self, event: events.Terminal, now_s: float) -> None:
-        assert event.request_id not in self.terminals, f"{event.request_id} ended twice"
-        self.terminals[event.request_id] = event
-        if event.request_id in self.queue:
-            self.queue.remove(event.request_id)
-        seen = self.of_request(event.request_id)
-        if seen is None:
-            return
-        self._changed_tenant = seen.tenant
-        request = self.requests[event.request_id]
-        fork = self.sequences.get(self._forks_in_place_of.get(event.request_id))
-        if fork is not None and fork.request is None:
-            del self.sequences[seen.sequence_id]
-            return
-        if isinstance(event, events.Failed) or not request.cache_policy.retain:
-            seen.frontier = seen.checkpoint or 0
-            seen.has_current = False
-        seen.request = None
-        seen.last_used_s = now_s
+    def remove(self, state: SeenState, reason: EvictionReason) -> None:
+        """Apply `Evicted`."""
+        before = self.parent(state)
+        run = self.starting
+        if run is not None and run.is_taken_over and run.resumed is state:
+            run.slot, run.taken_over = state.slot, state.pages
+        is_dropped = reason is EvictionReason.DISPLACED and state.kind is StateKind.FRONTIER
+        freed = SeenFreed(
+            state.identity,
+            state.tokens,
+            state.kind,
+            state.visits,
+            is_dropped_current=is_dropped and not self._keep_current,
+        )
+        self.states.remove(state)
+        state.session.states.remove(state)
+        self._forget_if_gone(state.session)
+        self.freed.append(freed)
+        del self.freed[:-MAX_FREED]
+        if before is not None:
+            inherited = [*before.freed_beyond, *state.freed_beyond, freed]
+            watched = [one for one in inherited if one in self.freed]
+            before.freed_beyond = watched[-MAX_FREED_BEYOND:]
+
+    def admit(self, event: events.Admitted, now_s: float) -> None:
+        """Apply `Admitted`."""
+        run, admission = self.starting, event.admission
+        assert run is not None, "a request was admitted that was not planned"
+        request = run.request
+        self.hold_resumed(run)
+        self.starting = None
+        self.runs.append(run)
+        session = run.session
+        if session.session_id is None:
+            assert admission.session_id > self._num_sessions, "the id of a session returned"
+            self._num_sessions = session.session_id = admission.session_id
+            self.sessions[admission.session_id] = session
+        else:
+            session.num_resumes += 1
+        session.last_used_s = now_s
+        session.prompt_tokens = request.prompt_tokens
+        session.boundaries = request.boundaries
+        session.is_lent = False
         if request.cache_policy.retain:
-            ttl_s = request.cache_policy.ttl_s
-            seen.expires_s = now_s + ttl_s if ttl_s is not None else None
-        del seen.tokens[seen.frontier :]
-        seen.cut_pages(seen.reusable)
-        if seen.reusable < seen.anchored_tokens:
-            seen.anchored_by, seen.anchored_tokens = None, 0
-        if seen.reusable == 0:
-            is_failed = isinstance(event, events.Failed)
-            assert is_failed or not seen.is_pinned(now_s), "a pinned sequence lost all its state"
-            del self.sequences[seen.sequence_id]
+            session.priority = request.cache_policy.priority
+            self._mark(request)
+        if run.missed is not None and run.missed in self.freed:
+            self.freed.remove(run.missed)
+        if run.resumed is not None and not run.is_taken_over:
+            run.resumed.last_used_s = now_s
+        self.lanes[run.lane] = session
 
+    def _mark(self, request: Request) -> None:
+        for point in request.resume_points:
+            if point.is_marked and point.position <= request.prompt_tokens:
+                tokens = request.prompt.tokens[: point.position]
+                kept = self.find_at(request.prompt.identity, tokens)
+                if kept is not None:
+                    kept.is_marked = True
 
-def terminals_first(emitted: list[events.Event]) -> Iterable[events.Event]:
-    """Yield each terminal event before the evictions and ended pins that it causes.
+    def undo(self, run: SeenRun) -> None:
+        """Take a request off its lane whose state was not prepared."""
+        self._leave(run)
+        for lane, session in enumerate(self.lanes):
+            is_busy = any(one.lane == lane for one in self.runs)
+            if session is not None and not is_busy and not session.states:
+                self.lanes[lane] = None
 
-    The scheduler emits those first.
-    """
-    consequences: list[events.Event] = []
-    for event in emitted:
-        if isinstance(event, events.PinEnded) or (
-            isinstance(event, events.Evicted) and event.reason is EvictionReason.QUOTA
-        ):
-            consequences.append(event)
-            continue
-        if isinstance(event, events.Terminal):
-            yield event
-        yield from consequences
-        consequences.clear()
-        if not isinstance(event, events.Terminal):
-            yield event
-    yield from consequences
+    def release(self, run: SeenRun, now_s: float) -> None:
+        """Take a request off its lane that has ended."""
+        session = run.session
+        session.last_used_s = now_s
+        self._num_answered += 1
+        session.answered = self._num_answered
+        for state in run.used:
+            state.last_used_s = now_s
+        self._leave(run)
+        if not session.states:
+            self.lanes[run.lane] = None
+
+    def _leave(self, run: SeenRun) -> None:
+        self.runs.remove(run)
+        run.session.num_running -= 1
+        for state in run.used:
+            state.resting_since = self.num_admissions
+        self._forget_if_gone(run.session)
+
+    def _forget_if_gone(self, session: SeenSession) -> None:
+        if not session.states and not session.num_running:
+            self.sessions.pop(session.session_id or 0, None)

@@ -1,55 +1,37 @@
-"""A scheduler with a fake runner, checked after every step.
+"""A scheduler with a fake runner, as its engine and its clients drive it.
 
-After every step the scheduler's bookkeeping is compared with the mirror's, the runner's states and
-pages with both, every output with that of a cold run, and every admission, eviction, anchor and pin
-with its oracle.
+Each decision and event is checked in its moment. After every step the scheduler's bookkeeping is
+compared with the mirror's, and the runner's states and pages with both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from admission_oracle import check_admission
-from anchor_oracle import AnchorOracle
-from event_mirror import Mirror, terminals_first
-from ranking import Profile, Ranking
-from seen import Seen
-from share_oracle import ShareOracle
+import pytest
+from answers import Answers, next_token
+from event_mirror import Mirror
+from event_tap import EventTap, disagreements
+from observer import Observer
+from ranking import COST, Profile
+from seen import SeenSession
 from step_audit import StepAudit
 
 from kvreg_service.core import events
-from kvreg_service.core.admission import AdmissionRules
-from kvreg_service.core.errors import (
-    KvregError,
-    Overloaded,
-    PinRefused,
-    QueueTimeout,
-    SessionBusy,
-    SessionNotFound,
-)
-from kvreg_service.core.ids import AnchorId, RequestId, SequenceId
+from kvreg_service.core.errors import KvregError, Overloaded, PinRefused, QueueTimeout, SessionBusy
+from kvreg_service.core.ids import RequestId, SessionId
 from kvreg_service.core.labels import EvictionReason
-from kvreg_service.core.memory.pages import PageState
-from kvreg_service.core.states.quota import Quota
+from kvreg_service.core.memory.slots import SlotLayout
 from kvreg_service.core.requests.request import Request
 from kvreg_service.core.scheduling.scheduler import Scheduler, SchedulerLimits
-from kvreg_service.core.memory.slots import SlotLayout
-from kvreg_service.core.scheduling.step import StepPlan
-from kvreg_service.core.value import CostModel
-from kvreg_service.testing.fake_runner import FakeRunner, Prefix
-
-STOP_TOKENS = frozenset({4, 5})
-COST = CostModel(slot_bytes=1000, page_bytes=640)
-
-
-def next_token(prefix: Prefix) -> int:
-    """Return a token that depends on the whole prefix; 3 in 100 are stop tokens."""
-    token = hash(prefix) % 100
-    return 4 + token % 2 if token < 3 else 10 + token % 90
+from kvreg_service.core.scheduling.step import StepPlan, StepResult
+from kvreg_service.core.states.policies import find_policy
+from kvreg_service.core.states.quota import Quota
+from kvreg_service.testing.fake_runner import FakeRunner
 
 
 class ObservedScheduler:
-    """Drives a scheduler as an engine and its clients do. ``on_answer`` gets every full output.
+    """Drives a scheduler. ``on_answer`` gets every full output.
 
     ``failing`` holds requests whose next work fails; the flags fail the next moves or capture.
     """
@@ -63,26 +45,22 @@ class ObservedScheduler:
         on_answer: Callable[[RequestId, list[int]], None],
     ) -> None:
         self.profile = profile
-        self.num_pages = num_pages
         layout = SlotLayout(
             profile.lanes, profile.entries, profile.keep_current, anchors=profile.anchors
         )
         limits = SchedulerLimits(
             layout, num_pages, profile.context_tokens, chunk_tokens, queue_limit
         )
-        rules = AdmissionRules(profile.policy, profile.exchange)
-        self.scheduler = Scheduler(limits, rules, COST)
+        self.scheduler = Scheduler(limits, find_policy(profile.policy), COST)
         self.runner = FakeRunner(layout.num_slots, num_pages, next_token)
-        self.mirror = Mirror(profile.keep_current, num_pages, self._check_victim, self._lend)
-        self.shares = ShareOracle(self.mirror, profile)
-        has_anchors = profile.anchors > 0
-        self._first_anchor_slot = layout.anchor(AnchorId(0)) if has_anchors else layout.num_slots
-        self.anchors = AnchorOracle(self.mirror, profile, self._first_anchor_slot)
-        self.audit = StepAudit(self.scheduler, self.runner, self.mirror)
+        self.mirror = Mirror(profile.lanes, layout.num_slots, num_pages, profile.keep_current)
+        self.answers = Answers(profile.context_tokens, on_answer)
+        self.observer = Observer(self.scheduler, self.mirror, profile, self.answers)
+        self.audit = StepAudit(self.scheduler, self.runner, self.mirror, profile)
         self.failing: set[str] = set()
         self.fails_next_moves = self.fails_next_capture = False
         self.now_s = 1000.0
-        self._on_answer = on_answer
+        self._was_anything_protected = False
 
     # Calls of clients and administrators.
 
@@ -93,75 +71,95 @@ class ObservedScheduler:
         except Overloaded:
             num_idle = self.profile.lanes - self.scheduler.num_running
             limit = self.scheduler.limits.queue_limit
-            # A request whose attach failed is queued again even above the limit.
-            assert self.scheduler.queue_length - num_idle >= limit
+            # A request whose moves failed is queued again even above the limit.
+            assert self.scheduler.count_queued() - num_idle >= limit
             return False
-        self.mirror.submitted(request)
+        self.mirror.queue.append(self.answers.submitted(request))
         return True
 
-    def open_requests(self) -> list[str]:
-        return [i for i in self.mirror.requests if i not in self.mirror.terminals]
-
     def cancel(self, request_id: str) -> None:
-        emitted = self.scheduler.cancel(RequestId(request_id), self.now_s)
-        event = emitted[-1]
-        assert isinstance(event, events.Cancelled)
-        assert event.completion_tokens == len(self.mirror.outputs[request_id])
-        self.apply_events(emitted)
+        heard = self._listen()
+        run = self.mirror.find_run(request_id)
+        if run is not None:
+            self.observer.listener.begin_end(run)
+        with disagreements():
+            emitted = self.scheduler.cancel(RequestId(request_id), self.now_s)
+        assert emitted == heard
+        assert isinstance(emitted[-1], events.Cancelled)
+        self._check()
 
-    def pick(self, index: int) -> Seen:
-        kept = sorted(self.mirror.kept(), key=lambda seen: seen.sequence_id)
+    def sessions(self) -> list[SeenSession]:
+        """Return the sessions that are kept, the oldest first."""
+        return [one for one in self.mirror.sessions.values() if one.states]
+
+    def pick(self, index: int) -> SeenSession:
+        kept = self.sessions()
         return kept[index % len(kept)]
 
-    def pin(self, seen: Seen, seconds: float) -> None:
-        may_pin = self.shares.may_pin(seen, self.now_s)
+    def pin(self, session: SeenSession, seconds: float) -> None:
+        pin, session_id = self.scheduler.sessions.pin, SessionId(session.session_id)
+        if session.num_running:
+            with pytest.raises(SessionBusy):
+                pin(session_id, seconds, self.now_s)
+            return
+        may_pin = self.observer.shares.may_pin(session, self.now_s)
         try:
-            self.scheduler.custody.pin(SequenceId(seen.sequence_id), seconds, self.now_s)
+            pin(session_id, seconds, self.now_s)
         except PinRefused:
             assert not may_pin, "a pin was refused although enough memory remains"
             return
         assert may_pin, "a pin was granted although too little memory remains"
-        seen.pinned_until_s = self.now_s + seconds
+        self._was_anything_protected = True
+        session.pinned_until_s = self.now_s + seconds
+
+    def unpin(self, session: SeenSession) -> None:
+        unpin, session_id = self.scheduler.sessions.unpin, SessionId(session.session_id)
+        if session.num_running:
+            with pytest.raises(SessionBusy):
+                unpin(session_id)
+            return
+        unpin(session_id)
+        session.pinned_until_s = None
 
     def set_quotas(self, quotas: dict[str, Quota]) -> None:
-        emitted = self.scheduler.custody.set_quotas(quotas, self.now_s)
+        heard = self._listen()
+        self._was_anything_protected = True
         self.mirror.quotas = quotas
-        for seen in self.mirror.kept():
-            seen.is_lent = False
-        self.apply_events(emitted)
-        for tenant in quotas:
-            self.shares.lend(tenant, self.now_s)
+        for one in self.mirror.sessions.values():
+            one.is_lent = False
+        before = list(heard)
+        with disagreements():
+            emitted = self.scheduler.sessions.set_quotas(quotas, self.now_s)
+        assert heard == before, "events of the change are also reported by the next step"
+        assert all(isinstance(one, events.Evicted | events.PinEnded) for one in emitted)
+        self._check()
 
-    def unpin(self, seen: Seen) -> None:
-        self.scheduler.custody.unpin(SequenceId(seen.sequence_id))
-        seen.pinned_until_s = None
-
-    def drop(self, index: int) -> list[events.Event]:
-        """Drop the picked sequence; return the events, which the caller must apply."""
-        if not self.mirror.kept():
-            return []
-        seen = self.pick(index)
-        try:
-            return self.scheduler.custody.drop(SequenceId(seen.sequence_id), seen.tenant)
-        except (SessionBusy, SessionNotFound):
-            # The step in flight has just resumed or evicted it.
-            return []
-
-    def apply_events(self, emitted: list[events.Event]) -> None:
-        for event in terminals_first(emitted):
-            self.mirror.apply(event, self.now_s)
-        self.mirror.settle(self.now_s)
+    def drop(self, session: SeenSession) -> None:
+        """Drop a session; between the plan and the result of a step as well."""
+        session_id = SessionId(session.session_id)
+        if session.num_running:
+            with pytest.raises(SessionBusy):
+                self.scheduler.sessions.drop(session_id, session.tenant)
+            return
+        if not isinstance(self.scheduler.store.events, EventTap):
+            self._listen()
+        states = list(session.states)
+        self.observer.expected.expect_freed([(one, EvictionReason.REQUESTED) for one in states])
+        with disagreements():
+            emitted = self.scheduler.sessions.drop(session_id, session.tenant)
+        self.observer.expected.finish_evictions()
+        assert [one.state_id for one in emitted] == [one.state_id for one in states]
 
     # Steps of the engine.
 
     def drain(self) -> None:
-        # The most steps that the open requests can need: prefill chunks, heads, decode steps.
+        # The most steps that the open requests can need: prefill chunks, captures, decode steps.
         bound = 0
-        for request_id in self.open_requests():
-            request = self.mirror.requests[request_id]
+        for request_id in self.answers.open_requests():
+            request = self.answers.requests[request_id]
             chunk = self.scheduler.limits.prefill_chunk_tokens
-            answer = min(request.max_tokens, self.profile.context_tokens - request.prompt_tokens)
-            bound += 3 + len(request.heads) + request.prompt_tokens // chunk + answer
+            bound += 4 + len(request.resume_points) + request.prompt_tokens // chunk
+            bound += request.max_tokens
         num_steps = 0
         while self.scheduler.has_work:
             self.step()
@@ -169,48 +167,49 @@ class ObservedScheduler:
             assert num_steps <= bound, "a request starves"
 
     def step(self, dropped: int | None = None) -> None:
-        commit_s = self.now_s + 0.25
-        plan = self.scheduler.schedule(self.now_s)
-        num_free_after = self.scheduler.holdings.pages.num_free
-        num_planned = len(self.scheduler.holdings.events)
+        """Run one step, during which the picked session is dropped."""
+        heard = self._listen()
+        self.observer.begin_schedule()
+        with disagreements():
+            plan = self.scheduler.schedule(self.now_s)
+        self.observer.end_schedule()
+        self.mirror.take_plan(plan)
+        self.observer.captures.check_plan(plan)
         self.audit.check_plan(plan)
         self._inject(plan)
         result = self.runner.execute(plan)
-        # A sequence may be dropped while the step runs. The events of the plan in flight are
-        # reported later, although they occurred first.
-        dropped_then = [] if dropped is None else self.drop(dropped)
-        emitted = self.scheduler.commit(plan, result, commit_s)
-        self._check_planned(plan, emitted[:num_planned], num_free_after)
-        self._check_failures(emitted, result.failed)
-        self.apply_events(dropped_then)
-        self.mirror.apply_result(
-            plan, result, emitted[num_planned:], self._first_anchor_slot, self.now_s, commit_s
-        )
-        self.now_s = commit_s
-        self._check_outputs(emitted)
-        self.audit.check_bookkeeping(commit_s)
-        self.shares.check(commit_s)
+        if dropped is not None and self.sessions():
+            self.drop(self.pick(dropped))
+        self.now_s += 0.25
+        self._commit(plan, result, heard)
+        self._check()
 
-    def _check_planned(
-        self, plan: StepPlan, emitted: list[events.Event], num_free_after: int
-    ) -> None:
-        """Apply the events of `schedule` and check each of them against its oracle."""
-        self.mirror.end_pins(self.now_s)
-        first = next((i for i, e in enumerate(emitted) if not _is_at_step_start(e)), len(emitted))
-        self.mirror.apply_planned(emitted[:first], self.now_s)
-        for seen in self.mirror.kept():
-            assert not self._is_expired(seen), "a sequence was kept beyond its TTL"
-        emitted = emitted[first:]
-        admitted = [e.request_id for e in emitted if isinstance(e, events.Admitted)]
-        next_request = self.shares.next_request(self.now_s)
-        assert admitted == ([next_request] if next_request is not None else [])
-        num_free = self.mirror.num_free_pages
-        check_admission(self.mirror, self.profile, emitted, num_free, self.now_s)
-        self._check_page_evictions(emitted, num_free_after)
-        self.anchors.note_admission(emitted)
-        self.anchors.begin_step(plan)
-        self.mirror.apply_planned(emitted, self.now_s)
-        self.anchors.check_plan(plan, emitted, self.now_s)
+    def _commit(self, plan: StepPlan, result: StepResult, heard: list[events.Event]) -> None:
+        num_planned = len(heard)
+        captures = [
+            (work.request_id, self.mirror.get_run(work.request_id), work.end)
+            for work in plan.work
+            if work.capture_to is not None and work.request_id not in result.failed
+        ]
+        self.mirror.take_result(plan, result)
+        self.answers.computed(plan, result)
+        self.observer.begin_commit(plan, result, self.now_s)
+        with disagreements():
+            emitted = self.scheduler.commit(plan, result, self.now_s)
+        assert emitted == heard
+        self.observer.end_commit()
+        kept = [one for one in emitted[num_planned:] if isinstance(one, events.StateKept)]
+        for request_id, run, position in captures:
+            tokens = run.tokens[:position]
+            assert any(
+                one.request_id == request_id
+                or self.answers.requests[one.request_id].prompt.tokens[:position].tolist() == tokens
+                for one in kept
+                if one.position == position
+            ), "a captured state was not kept"
+        for one in emitted:
+            if isinstance(one, events.Failed) and not isinstance(one.error, QueueTimeout):
+                assert one.request_id in result.failed, one.error
 
     def _inject(self, plan: StepPlan) -> None:
         failing = self.failing & {work.request_id for work in plan.work}
@@ -227,83 +226,25 @@ class ObservedScheduler:
 
     # Checks.
 
-    def _lend(self, tenant: str, now_s: float) -> None:
-        self.shares.lend(tenant, now_s)
+    def _listen(self) -> list[events.Event]:
+        return self.observer.listen(self.now_s)
 
-    def _is_expired(self, seen: Seen) -> bool:
-        has_expired = seen.expires_s is not None and seen.expires_s <= self.now_s
-        return has_expired and not seen.is_pinned(self.now_s)
-
-    def _check_victim(self, victim: Seen, reason: EvictionReason, now_s: float) -> None:
-        if reason not in (EvictionReason.REQUESTED, EvictionReason.FAILED):
-            assert not victim.is_pinned(now_s), "a pinned sequence was evicted"
-        match reason:
-            case EvictionReason.PAGES_NEEDED:
-                assert victim in self._expected_page_victims(now_s)
-            case EvictionReason.EXPIRED:
-                assert self._is_expired(victim)
-            case EvictionReason.QUOTA:
-                assert self.shares.exceeds_quota(victim.tenant)
-            case EvictionReason.ANCHOR_NEEDED:
-                self.anchors.check_victim(victim, now_s)
-
-    def _expected_page_victims(self, now_s: float) -> list[Seen | None]:
-        """Return the victim for each running tenant; sequences that free a page come first."""
-        ranking, kept = Ranking(self.mirror, self.profile, now_s), self.mirror.kept()
-        freeing = [seen for seen in kept if self.mirror.frees_a_page(seen)]
-        tenants = {seen.tenant for seen in self.mirror.running()}
-        return [
-            ranking.first_victim(freeing, one) or ranking.first_victim(kept, one) for one in tenants
-        ]
-
-    def _check_page_evictions(self, emitted: list[events.Event], num_free_after: int) -> None:
-        """Check that no more sequences were evicted for pages than needed."""
-        taken = [e for e in emitted if isinstance(e, events.Evicted)]
-        if taken and taken[-1].reason is EvictionReason.PAGES_NEEDED:
-            assert num_free_after < max(1, (taken[-1].tokens + 63) // 64)
-
-    def _check_failures(self, emitted, injected) -> None:
-        for event in emitted:
-            if isinstance(event, events.Failed) and not isinstance(event.error, QueueTimeout):
-                assert event.request_id in injected, event.error
-
-    def _check_outputs(self, emitted: list[events.Event]) -> None:
-        for event in emitted:
-            if isinstance(event, events.TokenSampled):
-                request = self.mirror.requests[event.request_id]
-                output = self.mirror.outputs[event.request_id]
-                cold = next_token((*request.prompt.tokens, *output[:-1]))
-                assert event.token == cold, "the output differs from that of a cold run"
-            if isinstance(event, events.Finished):
-                self._check_finished(event)
-
-    def _check_finished(self, event: events.Finished) -> None:
-        request = self.mirror.requests[event.request_id]
-        output = self.mirror.outputs[event.request_id]
-        cached, computed = (
-            self.mirror.cached[event.request_id],
-            self.mirror.computed[event.request_id],
-        )
-        assert cached + computed == request.prompt_tokens
-        assert event.completion_tokens == len(output) <= request.max_tokens
-        assert request.prompt_tokens + len(output) <= self.profile.context_tokens
-        stopped = output[-1] in STOP_TOKENS
-        assert event.reason == ("stop" if stopped else "length")
-        self._on_answer(event.request_id, output)
+    def _check(self) -> None:
+        self.observer.expected.finish_evictions()
+        self.mirror.forget_captures()
+        self.audit.check_bookkeeping(self.now_s)
+        self.observer.shares.check(self.now_s)
+        if self.profile.is_none and not self._was_anything_protected:
+            self.audit.check_none()
 
     def drain_and_drop_all(self) -> None:
-        """Finish all requests and drop all kept sequences; check that no page is leaked."""
+        """Finish all requests and drop all kept sessions; check that nothing is leaked."""
         self.drain()
-        assert set(self.mirror.terminals) == set(self.mirror.requests)
-        for seen in self.mirror.kept():
-            self.apply_events(self.scheduler.custody.drop(SequenceId(seen.sequence_id)))
-        self.scheduler.check_invariants(self.now_s)
-        assert not self.mirror.sequences
-        assert self.scheduler.holdings.pages.count()[PageState.FREE] == self.num_pages
-
-
-def _is_at_step_start(event: events.Event) -> bool:
-    """Whether the event belongs to the start of a step: expiry or queue timeout."""
-    if isinstance(event, events.Evicted):
-        return event.reason is EvictionReason.EXPIRED
-    return isinstance(event, events.Failed)
+        assert set(self.answers.terminals) == set(self.answers.requests)
+        for session in self.sessions():
+            self.drop(session)
+        self._check()
+        assert not self.mirror.sessions
+        store, limits = self.scheduler.store, self.scheduler.limits
+        assert store.slots.num_free == limits.layout.num_slots
+        assert store.pages.num_free == limits.num_pages

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from answers import STOP_TOKENS
 from conversations import Conversation, Prompt, user_turn, words
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from observed_scheduler import COST, STOP_TOKENS, ObservedScheduler
+from observed_scheduler import ObservedScheduler
 from ranking import Profile
+from traffic import (
+    ADMIN_ACTIONS,
+    CHANGES,
+    CONTEXT_PAGES,
+    CONVERSATIONS,
+    EXTRAS,
+    FAULTS,
+    MAX_CONTEXT,
+    MAX_TOKENS,
+    MINE,
+    NUM_WORDS,
+    OLD,
+    PLAIN,
+    SYSTEM_TOKENS,
+    THEIRS,
+    THEN,
+    THINK,
+    UNTIL_IDLE,
+    USUALLY,
+)
 
-from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.ids import RequestId
-from kvreg_service.core.labels import CheckpointKind
+from kvreg_service.core.labels import StateKind
+from kvreg_service.core.requests.identity import Identity
 from kvreg_service.core.requests.ledger import TokenLedger
-from kvreg_service.core.policies import POLICY_NAMES, build_policy
+from kvreg_service.core.requests.request import CachePolicy, Request, ResumePoint
+from kvreg_service.core.states.policies import POLICIES
 from kvreg_service.core.states.quota import Quota
-from kvreg_service.core.requests.request import CachePolicy, Head, Request
-
-MAX_CONTEXT = 512
-CONTEXT_PAGES = MAX_CONTEXT // 64
-
-CONVERSATIONS = st.integers(0, 2)
-NUM_WORDS = st.sampled_from([1, 3, 20, 40, 62, 63, 64, 65])
-THINK = st.sampled_from([0, 1, 4])
-MAX_TOKENS = st.sampled_from([1, 2, 7, 20, 10_000])
-USUALLY = st.sampled_from([True, True, True, True, False])
-FAULTS = ["cancel", "fail moves", "fail work", "fail capture", "drop", "wait"]
-ADMIN_ACTIONS = ["pin", "pin", "unpin", "quota", "no quota"]
-SYSTEM_TOKENS = (0, 70, 140)
-PLAIN: dict[str, Any] = {}
-# Cache options of a request; most requests set none.
-EXTRAS = [
-    *[PLAIN] * 6,
-    {"ttl_s": 3.0},
-    {"ttl_s": 100.0, "priority": 1},
-    {"priority": -1},
-    {"priority": 2},
-    {"may_reuse": False},
-]
-UNTIL_IDLE = 1000
-# The number of steps that run after a request is submitted.
-THEN = st.sampled_from([UNTIL_IDLE, UNTIL_IDLE, UNTIL_IDLE, 3, 0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -52,29 +46,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         entries=st.sampled_from([0, 1, 1, 2, 2, 3, 3, 4, 4]),
         anchors=st.integers(0, 2),
         keep=st.booleans(),
-        exchange=USUALLY,
-        policy=st.sampled_from(["cost", "cost", "cost", "cost", *POLICY_NAMES]),
+        policy=st.sampled_from(["cost", "cost", "cost", "cost", *POLICIES]),
         spare_pages=st.sampled_from([0, 2, 8, 30, 30]),
         chunk=st.sampled_from([16, 64, 100, 512]),
         queue_limit=st.sampled_from([2, 8]),
         quota=st.sampled_from([None, None, 0, 1, 2]),
     )
-    def start(
-        self,
-        lanes,
-        entries,
-        anchors,
-        keep,
-        exchange,
-        policy,
-        spare_pages,
-        chunk,
-        queue_limit,
-        quota,
-    ):
+    def start(self, lanes, entries, anchors, keep, policy, spare_pages, chunk, queue_limit, quota):
         keep = keep or entries == 0
-        eviction = build_policy(policy, COST)
-        profile = Profile(lanes, entries, anchors, keep, exchange, eviction, MAX_CONTEXT)
+        profile = Profile(lanes, entries, anchors, keep, policy, MAX_CONTEXT)
         num_pages = CONTEXT_PAGES + spare_pages
         self.engine = ObservedScheduler(profile, num_pages, chunk, queue_limit, self.save_answer)
         self.spare_pages = spare_pages
@@ -96,21 +76,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         then: int,
         max_tokens=7,
         retain=True,
-        tenant="mine",
-        kind="turn",
+        identity=MINE,
+        kind=StateKind.TURN,
         heads=(),
         extra=PLAIN,
     ):
+        points = [
+            ResumePoint(position, point_kind)
+            for position, point_kind in (
+                (prompt.boundary, kind),
+                (prompt.round_boundary, StateKind.ROUND),
+                (prompt.branch_point, StateKind.BRANCH_POINT),
+            )
+            if position is not None
+        ]
         request = Request(
-            request_id=RequestId(f"r{len(self.engine.mirror.requests)}"),
-            prompt=TokenLedger(Identity(b"epoch", tenant), prompt.tokens),
+            request_id=RequestId(f"r{len(self.engine.answers.requests)}"),
+            prompt=TokenLedger(identity, prompt.tokens),
             max_tokens=max_tokens,
             arrival_s=self.engine.now_s,
             stop_token_ids=STOP_TOKENS,
-            boundary=prompt.boundary,
-            boundary_kind=CheckpointKind(kind),
+            resume_points=(*points, *heads),
             cache_policy=CachePolicy(retain=retain, **extra),
-            heads=heads,
         )
         if not 0 < request.prompt_tokens < MAX_CONTEXT:
             return None
@@ -122,17 +109,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit_main(self, which: int, prompt: Prompt, then: int, **options) -> None:
         client = self.clients[which]
         self.waiting = {i: c for i, c in self.waiting.items() if c is not client}
-        self.waiting[f"r{len(self.engine.mirror.requests)}"] = client
+        self.waiting[f"r{len(self.engine.answers.requests)}"] = client
         if self.submit_of(which, prompt, then, **options) is None:
             client.restart()
 
     def submit_of(self, which: int, prompt: Prompt, then: int, **options) -> RequestId | None:
         """Submit for one client, with its tenant and its system prompt as a head."""
-        heads = (Head(SYSTEM_TOKENS[which]),) if SYSTEM_TOKENS[which] else ()
-        return self.submit(prompt, then, tenant=self._tenant(which), heads=heads, **options)
+        heads = (_head(SYSTEM_TOKENS[which]),) if SYSTEM_TOKENS[which] else ()
+        return self.submit(prompt, then, identity=self._identity(which), heads=heads, **options)
 
-    def _tenant(self, which: int) -> str:
-        return "theirs" if which == 2 and self.has_two_tenants else "mine"
+    def _identity(self, which: int) -> Identity:
+        return THEIRS if which == 2 and self.has_two_tenants else MINE
 
     @rule(
         which=CONVERSATIONS,
@@ -177,8 +164,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         if prompt is not None:
             if not bounded:
                 prompt = Prompt(prompt.tokens, None)
-            options = {"max_tokens": max_tokens, "retain": retain, "kind": "response"}
+            options = {"max_tokens": max_tokens, "retain": retain, "kind": StateKind.RESPONSE}
             self.submit_of(which, prompt, then, **options)
+
+    @rule(which=CONVERSATIONS, num_words=NUM_WORDS, think=THINK, retain=USUALLY, then=THEN)
+    def append_a_tool_result(self, which, num_words, think, retain, then):
+        client = self.clients[which]
+        prompt = client.tool_round(num_words, think)
+        if prompt is not None:
+            client.last, client.answer = prompt, None
+            self.submit_main(which, prompt, then, retain=retain)
 
     @rule(which=CONVERSATIONS, num_words=NUM_WORDS, think=THINK, retain=USUALLY, then=THEN)
     def side_request_on_the_history(self, which, num_words, think, retain, then):
@@ -196,9 +191,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start_with_a_shared_head(self, number, system, which, marked, retain, then, extra):
         """A sub-agent request: a head that other requests share, and its own message."""
         prompt = user_turn(words(system, 140), words(("sub", number), 20), 1)
-        heads = (Head(70), Head(140, marked))
-        tenant = self._tenant(which)
-        self.submit(prompt, then, 2, retain, tenant, heads=heads, extra=extra)
+        heads = (_head(70), _head(140, marked))
+        identity = self._identity(which)
+        self.submit(prompt, then, 2, retain, identity, heads=heads, extra=extra)
 
     @rule(
         which=st.integers(0, 3),
@@ -213,7 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         which=CONVERSATIONS,
-        change=st.sampled_from(["cut", "mutate", "tenant"]),
+        change=st.sampled_from(CHANGES),
         position=st.integers(0, MAX_CONTEXT),
         bounded=st.booleans(),
         then=THEN,
@@ -228,8 +223,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif change == "mutate":
             tokens[position % len(tokens)] = 9
         boundary = position % len(tokens) if tokens and bounded else None
-        tenant = "theirs" if change == "tenant" else "mine"
-        self.submit(Prompt(tokens, boundary), then, tenant=tenant)
+        identity = {"tenant": THEIRS, "epoch": OLD}.get(change, MINE)
+        self.submit(Prompt(tokens, boundary), then, identity=identity)
 
     @rule(
         what=st.sampled_from(FAULTS),
@@ -237,11 +232,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.5, 30.0, 61.0, 900.0]),
     )
     def inject_fault(self, what, index, seconds):
-        """Cancel a request, fail work, moves or a capture, drop a sequence, advance the clock."""
-        engine, open_ids = self.engine, self.engine.open_requests()
+        """Cancel a request, fail work, moves or a capture, drop a session, advance the clock."""
+        engine, open_ids = self.engine, self.engine.answers.open_requests()
         match what:
-            case "drop":
-                engine.apply_events(engine.drop(index))
+            case "drop" if engine.sessions():
+                engine.drop(engine.pick(index))
             case "wait":
                 engine.now_s += seconds
             case "cancel" if open_ids:
@@ -259,12 +254,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([2.0, 30.0, 500.0]),
     )
     def administer(self, what, index, seconds=30.0):
-        """Pin or unpin a sequence, or change the quota of the second tenant."""
+        """Pin or unpin a session, or change the quota of the second tenant."""
         engine, profile = self.engine, self.engine.profile
         match what:
-            case "pin" if engine.mirror.kept():
+            case "pin" if engine.sessions():
                 engine.pin(engine.pick(index), seconds)
-            case "unpin" if engine.mirror.kept():
+            case "unpin" if engine.sessions():
                 engine.unpin(engine.pick(index))
             case "quota" if self.has_two_tenants:
                 entries = min(index % 4, profile.entries)
@@ -297,3 +292,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "engine"):
             self.engine.drain_and_drop_all()
+
+
+def _head(num_tokens: int, is_marked: bool = False) -> ResumePoint:
+    return ResumePoint(num_tokens, StateKind.HEAD, is_marked)

@@ -1,9 +1,10 @@
-"""The page pool against reference counts of page tables, and page contents that must persist."""
+"""The page pool against a plain list of page tables, and page contents that must persist."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,14 +18,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvreg_service.core.errors import OutOfPages
+from kvreg_service.core.errors import InvariantBroken, OutOfPages
 from kvreg_service.core.ids import PageId
-from kvreg_service.core.memory.pages import PagePool, PageState
+from kvreg_service.core.memory.pages import PagePool
 
 
-@dataclass
+@dataclass(eq=False)
 class Table:
-    """A page table, and the values that its owner wrote into its pages."""
+    """A page table, and the values that its owner found or wrote in its pages."""
 
     pages: list[PageId] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
@@ -32,7 +33,7 @@ class Table:
 
 
 class PagePoolMachine(RuleBasedStateMachine):
-    """Owners allocate, write, keep, resume, branch and release in any order."""
+    """Requests grow tables, keep prefixes of them, resume those and release all in any order."""
 
     tables = Bundle("tables")
 
@@ -44,147 +45,133 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.alive: list[Table] = []
         self.num_writes = 0
 
-    def references(self, page: PageId) -> int:
-        return sum(page in table.pages for table in self.alive)
+    def holders(self, page: PageId) -> list[Table]:
+        return [table for table in self.alive if page in table.pages]
 
     def free_pages(self) -> set[int]:
-        return {page for page in range(self.num_pages) if self.references(PageId(page)) == 0}
+        return set(range(self.num_pages)) - {page for table in self.alive for page in table.pages}
 
-    @rule(target=tables)
-    def new_owner(self):
-        table = Table()
+    def own_pages(self, *tables: Table) -> set[PageId]:
+        """Return the pages that no other table holds."""
+        pages = {page for table in tables for page in table.pages}
+        return {page for page in pages if set(self.holders(page)) <= set(tables)}
+
+    @rule(target=tables, count=st.integers(0, 6), room=st.none() | st.integers(0, 12))
+    def new_request(self, count, room):
+        table = self._added(Table())
+        self._grow(table, count, room)
+        return table
+
+    def _added(self, table: Table) -> Table:
         self.alive.append(table)
         return table
 
-    @rule(
-        table=tables,
-        count=st.integers(0, 6),
-        with_hint=st.booleans(),
-        room=st.none() | st.integers(0, 12),
-    )
-    def grow(self, table, count, with_hint, room):
-        if table.is_kept:
-            return
+    @rule(table=tables, count=st.integers(0, 6), room=st.none() | st.integers(0, 12))
+    def grow(self, table, count, room):
+        if not table.is_kept:
+            self._grow(table, count, room)
+
+    def _grow(self, table: Table, count: int, room: int | None) -> None:
+        """Allocate pages for a table and write them, if there are enough."""
         free = self.free_pages()
-        after = table.pages[-1] if with_hint and table.pages else None
+        after = table.pages[-1] if table.pages else None
         try:
             taken = self.pool.allocate(count, after=after, room=room)
         except OutOfPages:
             assert count > len(free)
-            assert self.pool.num_free == len(free)
             return
-        assert len(taken) == len(set(taken)) == count <= len(free)
+        assert len(taken) == len(set(taken)) == count
         assert set(taken) <= free, "a page in use was allocated"
-        runs = [
-            start for start in range(self.num_pages) if all(start + i in free for i in range(count))
-        ]
-        if count and after is not None and after + 1 in runs:
-            assert taken[0] == after + 1, "the pages after the last one were free but not taken"
-        if runs:
-            assert taken == list(range(taken[0], taken[0] + count)) if count else not taken
+        if count:
+            self._check_run(free, taken, after, room)
         table.pages += taken
         for page in taken:
-            self._write(table, page)
+            self.num_writes += 1
+            self.content[page] = self.num_writes
+            table.written.append(self.num_writes)
 
-    def _write(self, table: Table, page: PageId) -> None:
-        self.num_writes += 1
-        self.content[page] = self.num_writes
-        table.written.append(self.num_writes)
+    def _check_run(
+        self, free: set[int], taken: list[PageId], after: PageId | None, room: int | None
+    ) -> None:
+        """Check that the next pages are taken, else a run with room, else a run, else any."""
 
-    @rule(table=tables, count=st.integers(0, 24))
-    def fill(self, table, count):
-        if not table.is_kept:
-            self.pool.seal(table.pages[:count])
-            for page in table.pages[:count]:
-                assert self.pool.state(page) is PageState.SEALED
+        def starts(length: int) -> list[int]:
+            return [
+                start
+                for start in range(self.num_pages)
+                if all(start + index in free for index in range(length))
+            ]
+
+        runs = starts(len(taken))
+        if runs:
+            assert taken == list(range(taken[0], taken[0] + len(taken)))
+        if after is not None and after + 1 in runs:
+            assert taken[0] == after + 1, "the pages after the last one were free but not taken"
+        elif starts(max(len(taken), room or 0)):
+            assert taken[0] in starts(max(len(taken), room or 0))
+
+    @rule(target=tables, table=tables, num_kept=st.integers(0, 24))
+    def keep_a_prefix(self, table, num_kept):
+        """A state is kept that holds the first pages of a request, or of another state."""
+        pages = table.pages[:num_kept]
+        self.pool.hold(pages)
+        return self._added(Table(pages, table.written[: len(pages)], is_kept=True))
+
+    @rule(target=tables, table=tables, is_partial=st.booleans())
+    def resume(self, table, is_partial):
+        """A request goes on from a state, and writes the last page in a copy if it is partial."""
+        if not table.is_kept or not table.pages:
+            return multiple()
+        num_whole = len(table.pages) - is_partial
+        whole = table.pages[:num_whole]
+        self.pool.hold(whole)
+        resumed = self._added(Table(whole, table.written[:num_whole]))
+        if is_partial:
+            self._grow(resumed, 1, None)
+        return resumed
 
     @rule(table=tables)
-    def keep(self, table):
-        if not table.is_kept:
-            self.pool.keep(table.pages)
-            table.is_kept = True
-
-    @rule(table=tables)
-    def resume(self, table):
-        """Continue to write the last page, in a copy if another table shares it."""
-        if not table.is_kept:
-            return
-        self.pool.resume(table.pages)
-        table.is_kept = False
-        if not table.pages:
+    def take_over(self, table):
+        """A request goes on in the pages of a state that is freed, unless the last is shared."""
+        if not table.is_kept or not table.pages:
             return
         last = table.pages[-1]
-        if self.references(last) > 1:
-            free = len(self.free_pages())
-            try:
-                copy = self.pool.unshare(last)
-            except OutOfPages:
-                assert free == self.pool.num_free == 0
-                return
-            assert copy.src == last
-            self.content[copy.dst] = self.content[copy.src]
-            table.pages[-1] = copy.dst
-        self.pool.unseal(table.pages[-1:])
-        assert self.pool.state(table.pages[-1]) is PageState.ACTIVE
-        table.written.pop()
-        self._write(table, table.pages[-1])
-
-    @rule(target=tables, table=tables, writable_from=st.integers(0, 8))
-    def branch(self, table, writable_from):
-        """A kept table is forked, and its owner overwrites everything from a page on."""
-        if not table.is_kept:
-            return multiple()
-        copy = Table(is_kept=True)
-        free = len(self.free_pages())
-        try:
-            copy.pages, moves = self.pool.fork(table.pages, writable_from)
-        except OutOfPages:
-            assert len(table.pages[writable_from:]) > free
-            assert self.pool.num_free == free
-            return multiple()
-        copy.written = list(table.written)
-        self.alive.append(copy)
-        assert copy.pages[:writable_from] == table.pages[:writable_from]
-        assert not set(copy.pages[writable_from:]) & set(table.pages)
-        for move in moves:
-            self.content[move.dst] = self.content[move.src]
-        for index, page in enumerate(table.pages):
-            if index >= writable_from and self.references(page) == 1:
-                self.num_writes += 1
-                table.written[index] = self.content[page] = self.num_writes
-        return copy
+        is_shared = self.pool.is_shared(table.pages)
+        assert is_shared == (len(self.holders(last)) > 1)
+        if not is_shared:
+            table.is_kept = False
+            self.num_writes += 1
+            table.written[-1] = self.content[last] = self.num_writes
 
     @rule(table=consumes(tables))
     def release(self, table):
-        before = self.pool.num_free
-        owned = sum(self.references(page) == 1 for page in table.pages)
-        freed = self.pool.release(table.pages, is_kept=table.is_kept)
-        self.alive = [one for one in self.alive if one is not table]
-        assert freed == owned == self.pool.num_free - before
+        before, owned = self.pool.num_free, self.own_pages(table)
+        freed = self.pool.release(table.pages)
+        self.alive.remove(table)
+        assert freed == len(owned) == self.pool.num_free - before
 
-    @rule()
-    def recount(self):
-        before = self.pool.count()
-        self.pool.recount(*self._tables())
-        assert self.pool.count() == before
+    @rule(first=tables, others=st.sets(st.integers(0, 9)))
+    def count_own(self, first, others):
+        tables = [first, *(one for one in self.alive[:10] if self.alive.index(one) in others)]
+        tables = list(dict.fromkeys(tables))
+        count = self.pool.count_own(*(table.pages for table in tables))
+        assert count == len(self.own_pages(*tables))
 
-    def _tables(self) -> tuple[list[list[PageId]], list[list[PageId]]]:
-        return (
-            [table.pages for table in self.alive if not table.is_kept],
-            [table.pages for table in self.alive if table.is_kept],
-        )
+    @rule(table=consumes(tables))
+    def lose_a_table_and_recount(self, table):
+        self.alive.remove(table)
+        if table.pages:
+            with pytest.raises(InvariantBroken):
+                self.pool.check_invariants(self._pages())
+        self.pool.recount(self._pages())
+
+    def _pages(self) -> list[list[PageId]]:
+        return [table.pages for table in self.alive]
 
     @invariant()
     def counts_match_the_tables(self):
-        self.pool.check_invariants(*self._tables())
+        self.pool.check_invariants(self._pages())
         assert self.pool.num_free == len(self.free_pages())
-        counts = self.pool.count()
-        assert sum(counts.values()) == self.num_pages
-        assert counts[PageState.FREE] == self.pool.num_free
-        running, kept = self._tables()
-        held_running = {page for table in running for page in table}
-        only_kept = {page for table in kept for page in table} - held_running
-        assert counts[PageState.CACHED] == len(only_kept)
 
     @invariant()
     def pages_hold_what_their_table_wrote(self):
@@ -193,9 +180,9 @@ class PagePoolMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for table in getattr(self, "alive", []):
-            self.pool.release(table.pages, is_kept=table.is_kept)
+            self.pool.release(table.pages)
         if hasattr(self, "pool"):
-            self.pool.check_invariants([], [])
+            self.pool.check_invariants([])
             assert self.pool.num_free == self.num_pages
 
 

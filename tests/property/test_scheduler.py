@@ -7,16 +7,10 @@ from random import Random
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from scheduler_machine import (
-    ADMIN_ACTIONS,
-    EXTRAS,
-    FAULTS,
-    MAX_CONTEXT,
-    UNTIL_IDLE,
-    SchedulerMachine,
-)
+from scheduler_machine import SchedulerMachine
+from traffic import ADMIN_ACTIONS, CHANGES, EXTRAS, FAULTS, MAX_CONTEXT, UNTIL_IDLE
 
-from kvreg_service.core.policies import POLICY_NAMES
+from kvreg_service.core.states.policies import POLICIES
 
 MANY_SEEDS = pytest.mark.slow(reason="runs 96 seeds, each about half a second; the first 8 stay")
 SEEDS = [*range(8), *(pytest.param(seed, marks=MANY_SEEDS) for seed in range(8, 96))]
@@ -40,8 +34,7 @@ def test_long_traffic_gives_cold_outputs_and_the_longest_reuse(seed):
         entries=rng.choice([0, 1, 2, 3, 4, 4]),
         anchors=rng.choice([0, 1, 2]),
         keep=rng.random() < 0.5,
-        exchange=rng.random() < 0.7,
-        policy=rng.choice([*["cost"] * 6, *POLICY_NAMES]),
+        policy=rng.choice([*["cost"] * 6, *POLICIES]),
         spare_pages=rng.choice([0, 4, 12, 30, 30]),
         chunk=rng.choice([16, 64, 100, 512]),
         queue_limit=rng.choice([2, 8]),
@@ -71,6 +64,7 @@ def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
         "postfix": 8,
         "same": 13,
         "continue": 17,
+        "tool": 8,
         "edit": 5,
         "almost": 5,
         "inject_fault": 8,
@@ -100,10 +94,12 @@ def _play(machine: SchedulerMachine, rng: Random, which: int) -> None:
         case "continue":
             extra = rng.choice([0, 1, 70])
             machine.continue_the_answer(which, extra, usually(), usually(), max_tokens, then)
+        case "tool":
+            machine.append_a_tool_result(which, num_words, think, usually(), then)
         case "edit":
             machine.edit_an_earlier_turn(which, rng.randrange(3), num_words, think, then)
         case "almost":
-            change = rng.choice(["cut", "mutate", "tenant"])
+            change = rng.choice(CHANGES)
             position = rng.randrange(MAX_CONTEXT)
             machine.submit_a_near_duplicate(which, change, position, usually(), then)
         case "inject_fault":

@@ -152,21 +152,19 @@ class Client:
             self._judge.check_outcome(operation.number, spec, outcome)
 
     def _administer(self, operation: Operation) -> None:
-        now = self._engine.snapshot()
-        kept = [one.sequence_id for one in now.entries if one.sequence_id is not None]
-        kept += [one.sequence_id for one in now.lanes if one.sequence_id is not None]
+        kept = [one.session_id for one in self._engine.snapshot().sessions if one.states]
         if not kept:
             return
-        sequence_id = kept[operation.pick % len(kept)]
-        # A sequence of the snapshot may by now run or be evicted.
+        session_id = kept[operation.pick % len(kept)]
+        # A session of the snapshot may by now run or be evicted.
         try:
             match operation.kind:
                 case Kind.PIN:
-                    self._engine.pin(sequence_id, operation.seconds)
+                    self._engine.pin(session_id, operation.seconds)
                 case Kind.UNPIN:
-                    self._engine.unpin(sequence_id)
+                    self._engine.unpin(session_id)
                 case _:
-                    self._engine.drop_sequence(sequence_id)
+                    self._engine.drop_session(session_id)
         except (NotFound, SessionBusy, PinRefused) as error:
             self._judge.refusals[error.code] += 1
 

@@ -20,7 +20,6 @@ from kvreg_service.model.sampling import Sampler
 
 _FAULT_POINTS: tuple[tuple[type, str], ...] = (
     (StateSlots, "copy"),
-    (StateSlots, "swap"),
     (KVPages, "copy_page"),
     (HybridModel, "prefill"),
     (HybridModel, "decode"),

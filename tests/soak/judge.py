@@ -155,15 +155,19 @@ class Judge:
         for pool in now.pools:
             if pool.free + pool.referenced != pool.total or pool.free < 0:
                 self.find(f"pages do not add up: {pool}", operation)
-        if not 0 <= now.state_slots.used <= now.state_slots.total:
-            self.find(f"state slots do not add up: {now.state_slots}", operation)
+        slots = now.state_slots
+        if slots.free + slots.working + slots.kept != slots.total or slots.free < 0:
+            self.find(f"state slots do not add up: {slots}", operation)
         busy = [lane.request_id for lane in now.lanes if lane.state in BUSY]
         if len(set(busy)) != len(busy) or now.running != len(busy):
             self.find(f"running is {now.running}, but the busy lanes are {busy}", operation)
-        places = [one.sequence_id for one in (*now.lanes, *now.entries, *now.anchors)]
-        held = [sequence for sequence in places if sequence is not None]
-        if len(set(held)) != len(held):
-            self.find(f"a sequence is in two places: {sorted(held)}", operation)
+        states = [state for session in now.sessions for state in session.states]
+        held = [state.slot for state in states]
+        if len(held) != slots.kept or len(set(held)) != len(held):
+            self.find(f"{slots.kept} slots are kept, but the states have {held}", operation)
+        num_running = sum(session.num_running for session in now.sessions)
+        if num_running != now.running:
+            self.find(f"running is {now.running}, but sessions run {num_running}", operation)
 
     def check_totals(self, now: RegistrySnapshot) -> None:
         """Compare the totals of the idle engine with the outcomes of the clients."""
@@ -186,12 +190,12 @@ class Judge:
             self.find(f"completion_tokens is {totals.completion_tokens}; clients received more")
 
     def check_quota(self, own: RegistrySnapshot, quota: Quota) -> None:
-        """Check the sequences of one tenant against its quota, while no request runs."""
+        """Check the sessions of one tenant against its quota, while no request runs."""
         (pool,) = own.pools
         kept = Quota(
-            entries=sum(entry.state != "empty" for entry in own.entries),
+            entries=sum(one.lane is None and not one.is_shared for one in own.sessions),
             pages=pool.referenced,
-            anchors=sum(anchor.state != "empty" for anchor in own.anchors),
+            anchors=sum(one.is_shared for one in own.sessions),
         )
         if kept.entries > quota.entries or kept.anchors > quota.anchors or kept.pages > quota.pages:
             self.find(f"a tenant keeps {kept}, more than {quota}")
@@ -201,10 +205,10 @@ class Judge:
         for pool in now.pools:
             if pool.free != pool.total:
                 self.find(f"pages are leaked: {pool}")
-        if now.state_slots.used:
+        if now.state_slots.free != now.state_slots.total:
             self.find(f"state slots are leaked: {now.state_slots}")
         if now.running or now.queued:
             self.find(f"{now.running} requests run and {now.queued} wait at the end")
-        taken = [one for one in (*now.lanes, *now.entries, *now.anchors) if one.state != "empty"]
-        if taken:
-            self.find(f"places are occupied at the end: {taken}")
+        taken = [one for one in now.lanes if one.state != LaneState.EMPTY]
+        if taken or now.sessions:
+            self.find(f"kept at the end: {taken}, {now.sessions}")

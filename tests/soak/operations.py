@@ -1,7 +1,7 @@
 """The operations of a soak, drawn from one seed before the run.
 
 Owns kinds, options and order; ``client`` runs them. When an operation runs, ``pick`` chooses among
-the conversations or kept sequences that exist at that time.
+the conversations or kept sessions that exist at that time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Kind(Enum):
     ABORT_DECODE = "client disconnects during decode"
     COUNT_TOKENS = "tokens counted"
     SNAPSHOT = "registry snapshot"
-    PIN = "kept sequence pinned"
-    UNPIN = "kept sequence unpinned"
-    DROP = "kept sequence dropped"
+    PIN = "kept session pinned"
+    UNPIN = "kept session unpinned"
+    DROP = "kept session dropped"
     QUOTA = "quota of a tenant changed"
 
 

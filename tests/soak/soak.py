@@ -24,7 +24,7 @@ from tests.soak.operations import Operation, draw_operations, of_client
 
 from kvreg_service.chat.prompt.builder import PromptBuilder
 from kvreg_service.core.requests.request import CachePolicy
-from kvreg_service.core.sequence import Sequence
+from kvreg_service.core.states.kept_state import KeptState, Session
 from kvreg_service.engine.build import LoadedModel, build_engine
 from kvreg_service.engine.engine import Engine
 from kvreg_service.engine.interface.snapshot import RegistrySnapshot
@@ -161,16 +161,14 @@ class Soak:
         return len(doubtful) + len(chosen)
 
     def _drop_everything(self, engine: Engine) -> None:
-        now = engine.snapshot()
-        for place in (*now.lanes, *now.entries, *now.anchors):
-            if place.sequence_id is not None:
-                engine.drop_sequence(place.sequence_id)
+        for session in engine.snapshot().sessions:
+            engine.drop_session(session.session_id)
 
 
 def _remaining() -> Counter[str]:
-    """Count the request and sequence objects that are still referenced."""
+    """Count the objects of requests, sessions and states that are still referenced."""
     gc.collect()
-    kinds = {OutputStream, Sequence, Sampler}
+    kinds = {OutputStream, Session, KeptState, Sampler}
     return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in kinds)
 
 
